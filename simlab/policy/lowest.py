@@ -1,0 +1,69 @@
+"""The lowest-scored resident key of each layer, rescanned only where something changed.
+
+Score-based policies (decayed counts) ask at a miss for the lowest score over all resident keys
+outside the present set. Between two misses only a few layers change, so each layer keeps its lowest
+key and a flag: O(experts) a changed layer and O(layers) a miss instead of O(slots).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from simlab.policy.jit import kernel_jit
+
+
+class Lowest(NamedTuple):
+    """``key``: int32 [layers], lowest eligible key of a layer or -1. ``stale``: bool [layers], it
+    must be looked for again. ``current``: int64 [1], the layer whose access set is being served."""
+
+    key: npt.NDArray[np.int32]
+    stale: npt.NDArray[np.bool_]
+    current: npt.NDArray[np.int64]
+
+
+def new_lowest(n_layers: int) -> Lowest:
+    """Nothing resident yet."""
+    return Lowest(
+        key=np.full(n_layers, -1, np.int32),
+        stale=np.ones(n_layers, np.bool_),
+        current=np.zeros(1, np.int64),
+    )
+
+
+@kernel_jit
+def visit(lowest: Any, layer: int) -> None:
+    """A new access set: the members of the one before may be evicted again, this one's may not."""
+    lowest.stale[lowest.current[0]] = True
+    lowest.stale[layer] = True
+    lowest.current[0] = layer
+
+
+@kernel_jit
+def left(lowest: Any, group: Any, key: int) -> None:
+    """A key was evicted."""
+    lowest.stale[key // group.experts] = True
+
+
+@kernel_jit
+def refresh(lowest: Any, cache: Any, group: Any, layer: int, score: Any) -> bool:
+    """Bring one layer up to date; True if it had to be rescanned. Ties: the lowest expert id.
+
+    Args:
+        score: float64 [keys].
+    """
+    if not lowest.stale[layer]:
+        return False
+    base = layer * group.experts
+    best = -1
+    least = np.inf
+    now = cache.now[0]
+    for key in range(base, base + group.experts):
+        if score[key] < least and cache.slot_of[key] >= 0 and cache.stamp[key] != now:
+            least = score[key]
+            best = key
+    lowest.key[layer] = best
+    lowest.stale[layer] = False
+    return True

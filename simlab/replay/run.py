@@ -1,0 +1,494 @@
+"""Replay a trace: the wrapper that validates, lays out the pools, runs the kernel and adds up.
+
+`Replayer` holds what all cells of a trace share (schedules, access sets); `replay_cell` is the short
+form for one cell; `replay_grid` runs many, two at a time on two cores.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import simlab
+from simlab.errors import PolicyError, SimlabError, UsageError
+from simlab.model.layout import ExpertLayout, layout_of
+from simlab.policy.loader import Policy
+from simlab.policy.protocol import Cache, Group, new_cache
+from simlab.policy.registry import load_policy
+from simlab.replay import kernel
+from simlab.replay.access import (
+    EVERY_PICK,
+    FIRST_SEEN,
+    LAST_PICKED,
+    Access,
+    build_access,
+    cycle,
+    next_uses,
+)
+from simlab.replay.account import account
+from simlab.replay.compile import CompiledPolicy, compile_policy, run_kernel
+from simlab.replay.schedule import DEFAULT_UBATCH, build_schedule, tokens_of
+from simlab.result.schema import Result
+from simlab.trace.schema import Trace
+
+#: Semantics -> (number in the kernel, order of an access set, what a pool is, gate in tokens).
+SEMANTICS: dict[str, tuple[int, int, str, int]] = {
+    "llama.cpp": (kernel.LLAMA_CPP, FIRST_SEEN, "group", 32),
+    "per-pick": (kernel.PER_PICK, EVERY_PICK, "group", 0),
+    "bmoe": (kernel.BMOE, LAST_PICKED, "all layers, bytes", 0),
+}
+ON_DECLINE = ("stream", "cpu")
+MIB = 2**20
+#: Access sets per kernel call: often enough for a progress bar and Ctrl-C, rare enough to cost nothing.
+CHUNK = 500_000
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell to replay.
+
+    Attributes:
+        policy: a loaded policy. params: its parameter values.
+        slots: slots of each group (llama.cpp, per-pick). budget_bytes: the pool of ``bmoe``.
+        notes: printed with the result (a clipped size, a group without cache).
+    """
+
+    policy: Policy
+    slots: tuple[int, ...] = ()
+    budget_bytes: int | None = None
+    concurrency: int = 1
+    params: Mapping[str, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+class Replayer:
+    """Replays cells of one trace under one set of engine options.
+
+    Args:
+        trace: the trace.
+        layout: groups and bytes; default what the trace's metadata says.
+        semantics: one of SEMANTICS. prefill: "engine" or "skip". schedule: "lanes" or "recorded".
+        on_decline: "stream" or "cpu": who serves a declined miss, a property of the engine.
+        seed: for policies that draw random numbers (each group starts from the same seed).
+        ubatch: most tokens of a prefill step (``bmoe``: the whole prompt is one step).
+
+    Raises:
+        UsageError: an option is unknown.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        *,
+        layout: ExpertLayout | None = None,
+        semantics: str = "llama.cpp",
+        prefill: str = "engine",
+        schedule: str = "lanes",
+        on_decline: str = "stream",
+        seed: int = 0,
+        ubatch: int = DEFAULT_UBATCH,
+        trace_name: str = "",
+        command: str = "",
+    ) -> None:
+        if semantics not in SEMANTICS:
+            raise UsageError(
+                f"--semantics must be one of {', '.join(SEMANTICS)}, not {semantics!r}"
+            )
+        if on_decline not in ON_DECLINE:
+            raise UsageError(f"--on-decline must be one of {', '.join(ON_DECLINE)}")
+        self.trace = trace
+        self.semantics = semantics
+        self.mode, self.order, self.pool, self.gate = SEMANTICS[semantics]
+        self.layout = layout or layout_of(trace.meta)
+        if semantics == "bmoe":
+            if not all(group.tensor_bytes for group in self.layout.groups):
+                raise UsageError("--semantics bmoe needs the expert bytes: import with --expert-bytes")
+            ubatch = max(ubatch, trace.n_rows)
+        self.prefill, self.schedule, self.ubatch = prefill, schedule, ubatch
+        self.on_decline, self.seed = on_decline, seed
+        self.trace_name, self.command = trace_name, command
+        self.tokens = tokens_of(trace)
+        self._access: dict[int, Access] = {}
+        self._next_use: dict[tuple[Any, ...], npt.NDArray[np.int32]] = {}
+        self._lock = threading.Lock()
+        position = {layer: i for i, layer in enumerate(trace.meta.moe_layers)}
+        self.layer_bytes: list[int] | None = None
+        if all(group.tensor_bytes for group in self.layout.groups):
+            self.layer_bytes = [0] * len(position)
+            for group in self.layout.groups:
+                for layer in group.layers:
+                    self.layer_bytes[position[layer]] = sum(group.tensor_bytes)
+        # the pools: which layers (as positions) share one
+        self.pools: list[list[int]]
+        if semantics == "bmoe":
+            self.pools = [list(range(len(position)))]
+        else:
+            self.pools = [[position[layer] for layer in g.layers] for g in self.layout.groups]
+
+    def access(self, concurrency: int) -> Access:
+        """The access sets at a concurrency; made once."""
+        with self._lock:
+            if concurrency not in self._access:
+                schedule = build_schedule(
+                    self.trace,
+                    self.tokens,
+                    concurrency=concurrency,
+                    prefill=self.prefill,
+                    ubatch=self.ubatch,
+                    schedule=self.schedule,
+                )
+                self._access[concurrency] = build_access(
+                    self.trace, self.tokens, schedule, self.order
+                )
+            return self._access[concurrency]
+
+    def run(self, cell: Cell, progress: Callable[[int], None] | None = None) -> Result:
+        """Replay one cell.
+
+        Args:
+            progress: called with the number of access sets done since the last call.
+
+        Raises:
+            PolicyError: the policy broke the protocol; names policy, key and event.
+        """
+        started = time.time()
+        compiled = compile_policy(cell.policy)
+        access = self.access(cell.concurrency)
+        outcome = np.zeros(len(access.experts), np.uint8)
+        runs = np.zeros(len(access.set_step), np.int64)
+        uncached = np.zeros(len(self.trace.meta.moe_layers), np.bool_)
+        peak_bytes = None
+        for number, members in enumerate(self.pools):
+            slots = self._slots(cell, number)
+            if slots == 0:
+                uncached[members] = True
+            peak = self._run_pool(compiled, cell, access, members, slots, outcome, runs, progress)
+            peak_bytes = peak if self.semantics == "bmoe" else None
+        return self._result(cell, access, outcome, runs, uncached, peak_bytes, started)
+
+    def _slots(self, cell: Cell, number: int) -> int:
+        if self.semantics != "bmoe":
+            return cell.slots[number]
+        assert cell.budget_bytes is not None and self.layer_bytes is not None
+        return max(1, int(cell.budget_bytes / np.mean(self.layer_bytes)))
+
+    def _run_pool(
+        self,
+        compiled: CompiledPolicy,
+        cell: Cell,
+        access: Access,
+        members: Sequence[int],
+        slots: int,
+        outcome: npt.NDArray[np.uint8],
+        runs: npt.NDArray[np.int64],
+        progress: Callable[[int], None] | None,
+    ) -> int:
+        meta = self.trace.meta
+        index_in_group = np.full(len(meta.moe_layers), -1, np.int32)
+        index_in_group[members] = np.arange(len(members))
+        keys = len(members) * meta.n_expert
+        group = Group(
+            layers=len(members),
+            experts=meta.n_expert,
+            keys=keys,
+            slots=slots,
+            k=meta.k,
+            lookups=len(access.experts),
+            seed=self.seed,
+        )
+        wants_future = "next_use" in cell.policy.needs
+        gate = self.gate if self.mode == kernel.LLAMA_CPP else 0
+        next_use = np.zeros(0, np.int32)
+        if wants_future:
+            next_use = self._next_uses(access, cell.concurrency, index_in_group, group, gate)
+        capacity = keys if self.semantics == "bmoe" else slots
+        cache = new_cache(group, capacity, next_use=wants_future)
+        try:
+            state = cell.policy.init(group, slots, cell.policy.values(cell.params))
+        except Exception as exc:
+            raise PolicyError(
+                f"policy {cell.policy.name}: init() failed: {type(exc).__name__}: {exc}"
+            ) from None
+        sizes = np.zeros(len(members), np.int64)
+        if self.layer_bytes is not None:
+            sizes[:] = np.asarray(self.layer_bytes)[members]
+        pool = np.array([cell.budget_bytes or 0, 0, 0], np.int64)
+        fills = np.zeros((max(1, access.largest), 3), np.int32)
+        n_sets = len(access.set_step)
+        for first in range(0, n_sets, CHUNK):
+            last = min(first + CHUNK, n_sets)
+            stopped = run_kernel(
+                compiled,
+                state,
+                cache,
+                group,
+                (first, last),
+                set_step=access.set_step,
+                set_layer=access.set_layer,
+                offsets=access.offsets,
+                experts=access.experts,
+                next_use=next_use,
+                step_tokens=access.step_tokens,
+                index_in_group=index_in_group,
+                semantics=self.mode,
+                gate_tokens=gate,
+                layer_bytes=sizes,
+                pool=pool,
+                outcome=outcome,
+                runs=runs,
+                fills=fills,
+            )
+            if stopped >= 0:
+                raise PolicyError(self._broke(cell.policy, access, stopped, members, fills))
+            if progress is not None:
+                progress(last - first)
+        _check_cache(cache, cell.policy)
+        return int(pool[2])
+
+    def _next_uses(
+        self,
+        access: Access,
+        concurrency: int,
+        index_in_group: npt.NDArray[np.int32],
+        group: Group,
+        gate: int,
+    ) -> npt.NDArray[np.int32]:
+        if len(access.experts) + group.keys >= 2**31:
+            raise UsageError("bounds need fewer than 2^31 lookups: slice the trace")
+        tokens = access.step_tokens[access.set_step]
+        served = np.ones(len(tokens), np.bool_)
+        if gate:
+            needed = np.minimum(tokens.astype(np.int64) * group.k, group.experts)
+            served = (tokens <= gate) & (needed <= group.slots)
+        key = (concurrency, index_in_group.tobytes(), np.packbits(served).tobytes())
+        with self._lock:
+            if key not in self._next_use:
+                self._next_use.clear()  # sizes share one; keep only the latest
+                self._next_use[key] = next_uses(
+                    access.set_layer,
+                    access.offsets,
+                    access.experts,
+                    served,
+                    index_in_group,
+                    group.experts,
+                )
+            return self._next_use[key]
+
+    def _broke(
+        self,
+        policy: Policy,
+        access: Access,
+        stopped: int,
+        members: Sequence[int],
+        fills: npt.NDArray[np.int32],
+    ) -> str:
+        key, code = int(fills[0, 0]), int(fills[0, 1])
+        layers, n_expert = self.trace.meta.moe_layers, self.trace.meta.n_expert
+        if 0 <= key < len(members) * n_expert:
+            named = f"layer {layers[members[key // n_expert]]}, expert {key % n_expert}"
+        else:
+            named = f"key {key}, which does not exist"
+        why = "is not resident" if code == kernel.NOT_RESIDENT else "belongs to the present set"
+        return (
+            f"policy {policy.name} ({policy.path}) named a victim that {why} ({named}) at step"
+            f" {int(access.set_step[stopped])}, layer {layers[access.set_layer[stopped]]}"
+        )
+
+    def _result(
+        self,
+        cell: Cell,
+        access: Access,
+        outcome: npt.NDArray[np.uint8],
+        runs: npt.NDArray[np.int64],
+        uncached: npt.NDArray[np.bool_],
+        peak_bytes: int | None,
+        started: float,
+    ) -> Result:
+        meta, layout, policy = self.trace.meta, self.layout, cell.policy
+        found = account(
+            self.trace,
+            access,
+            outcome,
+            runs,
+            self.layer_bytes,
+            on_decline=self.on_decline,
+            uncached_layers=uncached,
+        )
+        total = found.total
+        decode = found.by_phase["decode"]
+        per_token = decode if decode.tokens else total
+        # the largest pool stands for the cycle and the cliff: slots are per pool
+        largest = max(self.pools, key=len)
+        in_largest = np.zeros(len(meta.moe_layers), np.bool_)
+        in_largest[largest] = True
+        low, median, high = cycle(access, in_largest)
+        cliff = (len(largest) - 1) * meta.k if cell.concurrency == 1 else median
+        largest_slots = len(largest) * meta.n_expert
+        if self.semantics == "bmoe":
+            assert self.layer_bytes is not None
+            capacity_bytes = cell.budget_bytes
+            share = (cell.budget_bytes or 0) / (sum(self.layer_bytes) * meta.n_expert)
+        else:
+            sizes = [g.expert_bytes for g in layout.groups]
+            capacity_bytes = None
+            if self.layer_bytes is not None:
+                capacity_bytes = sum(n * (b or 0) for n, b in zip(cell.slots, sizes, strict=True))
+            share = sum(cell.slots) / layout.n_keys
+        notes = list(cell.notes)
+        if self.semantics == "per-pick" and cell.concurrency > 1:
+            notes.append("per-pick accounting inflates hits at concurrency > 1")
+        if self.semantics == "bmoe" and policy.bound and len(set(self.layer_bytes or ())) > 1:
+            notes.append("experts of unequal bytes in one pool: not a bound")
+        if meta.partial:
+            notes.append("the trace is marked partial")
+        return Result(
+            trace_hash=meta.content_hash,
+            layout_hash=layout.hash,
+            trace_name=self.trace_name,
+            model=meta.model,
+            synthetic=meta.kind == "synthetic",
+            policy=policy.name,
+            policy_version=policy.version,
+            policy_hash=policy.hash,
+            params=policy.values(cell.params),
+            bound=policy.bound,
+            needs_engine_change=policy.declines and not policy.bound,
+            semantics=self.semantics,
+            pool=self.pool,
+            on_decline=self.on_decline,
+            prefill=self.prefill,
+            schedule=self.schedule,
+            concurrency=cell.concurrency,
+            slots=tuple(cell.slots) or (self._slots(cell, 0),),
+            n_keys=layout.n_keys,
+            slots_share=share,
+            capacity_bytes=capacity_bytes,
+            seed=self.seed,
+            kind="simulated",
+            counters=total,
+            hit_rate=found.cached_hits / found.cached_lookups if found.cached_lookups else None,
+            pick_hit_rate=total.pick_hits / total.picks if total.picks else None,
+            mib_per_token=None
+            if per_token.bytes_moved is None
+            else per_token.bytes_moved / MIB / per_token.tokens,
+            uploads_per_token=per_token.demand_uploads / per_token.tokens,
+            busy_lanes=access.schedule.busy_lanes,
+            cycle={"min": low, "median": median, "max": high},
+            cliff_slots=cliff,
+            cliff_share=cliff / largest_slots,
+            peak_bytes=peak_bytes,
+            by_class=found.by_class,
+            by_phase=found.by_phase,
+            by_layer=found.by_layer,
+            by_request=found.by_request,
+            windows=found.windows,
+            notes=tuple(dict.fromkeys(notes)),
+            provenance={
+                "command": self.command,
+                "versions": versions(),
+                "host": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
+                "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
+                "seconds": round(time.time() - started, 3),
+                "warm_up": "none: the cache starts empty and every step counts",
+                "trace_source": meta.source,
+                "trace_command": meta.command,
+            },
+        )
+
+
+def versions() -> dict[str, str]:
+    """Versions that can change a figure or its speed."""
+    import numba
+
+    return {"simlab": simlab.__version__, "numba": numba.__version__, "numpy": np.__version__}
+
+
+def _check_cache(cache: Cache, policy: Policy) -> None:
+    """Used slots and slot maps agree (conservation of residents)."""
+    used = len(cache.key_of) - int(cache.n_free[0])
+    if int((cache.slot_of >= 0).sum()) != used:
+        raise SimlabError(f"internal error: slot map of {policy.name} does not match the used slots")
+
+
+def replay_cell(
+    trace: Trace,
+    *,
+    policy: str = "lru",
+    slots: int | Sequence[int] | None = None,
+    budget_bytes: int | None = None,
+    concurrency: int = 1,
+    params: Mapping[str, float] | None = None,
+    **options: Any,
+) -> Result:
+    """Replay one policy at one size.
+
+    Args:
+        trace: from simlab.trace.read.read_trace.
+        policy: name or file of a policy.
+        slots: slots per group, one number for all groups or one each; clipped to a group's keys.
+        budget_bytes: the pool of ``semantics="bmoe"``, in bytes.
+        concurrency: number of streams decoded together.
+        params: parameter values of the policy.
+        options: see Replayer (semantics, prefill, schedule, on_decline, seed, ubatch, layout).
+
+    Returns:
+        The result row; ``.to_dict()`` for JSON.
+
+    Raises:
+        UsageError: an argument is not allowed. PolicyError: the policy failed.
+    """
+    replayer = Replayer(trace, **options)
+    groups = len(replayer.layout.groups)
+    if replayer.semantics == "bmoe":
+        if budget_bytes is None or budget_bytes < 1:
+            raise UsageError("semantics bmoe needs budget_bytes, at least 1")
+        sizes: tuple[int, ...] = ()
+    else:
+        if slots is None:
+            raise UsageError("slots is required")
+        each = [slots] * groups if isinstance(slots, int) else list(slots)
+        if len(each) != groups or min(each) < 0:
+            raise UsageError(f"slots must be 0 or more, one number or one per group ({groups})")
+        sizes = tuple(min(n, replayer.layout.keys_of(i)) for i, n in enumerate(each))
+    cell = Cell(load_policy(policy), sizes, budget_bytes, concurrency, params or {})
+    return replayer.run(cell)
+
+
+def replay_grid(
+    replayer: Replayer,
+    cells: Sequence[Cell],
+    *,
+    jobs: int = 1,
+    progress: Callable[[int], None] | None = None,
+) -> Iterator[Result]:
+    """Replay cells on ``jobs`` threads (the kernel releases the GIL); results in the cells' order."""
+    for cell in cells:
+        compile_policy(cell.policy)
+    if jobs <= 1:
+        for cell in cells:
+            yield replayer.run(cell, progress)
+        return
+    with ThreadPoolExecutor(jobs) as threads:
+        waiting = [threads.submit(replayer.run, cell, progress) for cell in cells]
+        try:
+            for future in waiting:
+                yield future.result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+def command_line() -> str:
+    """The command as typed, for provenance."""
+    import shlex
+
+    return shlex.join(["simlab", *sys.argv[1:]])
