@@ -20,7 +20,7 @@ import numba
 
 from simlab.errors import PolicyError, UsageError
 from simlab.policy.jit import policy_jit
-from simlab.policy.protocol import HOOKS, Param
+from simlab.policy.protocol import HOOKS, Group, Param
 from simlab.policy.sources import own_sources
 
 REQUIRED = ("init", "victim")
@@ -59,6 +59,31 @@ class Policy:
     def label(self) -> str:
         """As printed: ``lru@1``."""
         return f"{self.name}@{self.version}"
+
+    @property
+    def reads_future(self) -> bool:
+        """It needs the next use of each key: a bound."""
+        return "next_use" in self.needs
+
+    @property
+    def protects_present(self) -> bool:
+        """Whether a victim of the present set stops the run; only the bypassing bound may do that."""
+        return not (self.bound and self.declines)
+
+    def new_state(self, group: Group, params: Mapping[str, float]) -> Any:
+        """Call the policy's init.
+
+        Raises:
+            UsageError: a parameter is not allowed. PolicyError: init failed.
+        """
+        values = self.values(params)
+        try:
+            return self.init(group, group.slots, values)
+        except Exception as exc:
+            line = _line_in(exc, self.path)
+            raise PolicyError(
+                f"policy {self.name} ({self.path}{line}): init() failed: {type(exc).__name__}: {exc}"
+            ) from None
 
     def values(self, given: Mapping[str, float] | None = None) -> dict[str, float]:
         """Parameter values: the defaults with ``given`` on top.

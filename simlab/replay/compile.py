@@ -16,7 +16,7 @@ import sys
 import tempfile
 import types
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,11 +38,12 @@ _MARK = "# simlab: hooks"
 
 @dataclass(frozen=True)
 class CompiledPolicy:
-    """A policy with its kernel. ``plan_set`` and ``replay`` are documented in kernel.py."""
+    """A policy with its kernel: ``plan_set``, ``replay`` and ``replay_batches`` of kernel.py."""
 
     policy: Policy
     plan_set: Callable[..., int]
     replay: Callable[..., int]
+    replay_batches: Callable[..., int]
 
 
 @functools.cache
@@ -77,42 +78,52 @@ def _key(policy: Policy) -> str:
     return digest.hexdigest()[:20]
 
 
-_compiled: dict[str, CompiledPolicy] = {}
+#: What this process has ready: (key, entry point) -> kernel. Both entry points share a module.
+_warm: dict[tuple[str, str], CompiledPolicy] = {}
+_OTHER = {"replay": "replay_batches", "replay_batches": "replay"}
 
 
-def compile_policy(policy: Policy) -> CompiledPolicy:
+def compile_policy(policy: Policy, *, batches: bool = False) -> CompiledPolicy:
     """The policy's kernel, from this process, from the cache folder, or compiled now.
+
+    Args:
+        batches: the loop of the ``bmoe`` semantics is wanted.
 
     Raises:
         PolicyError: numba cannot compile one of the policy's functions; names the function.
     """
+    entry = "replay_batches" if batches else "replay"
     key = _key(policy)
-    if key not in _compiled:
-        _compiled[key] = _load_or_compile(policy, f"kernel_{policy.module_name[14:]}_{key}")
-    return _compiled[key]
+    if (key, entry) not in _warm:
+        name = f"kernel_{policy.module_name.removeprefix('simlab_policy_')}_{key}"
+        _warm[key, entry] = _load_or_compile(policy, name, entry, _warm.get((key, _OTHER[entry])))
+    return _warm[key, entry]
 
 
-def _load_or_compile(policy: Policy, name: str) -> CompiledPolicy:
+def _load_or_compile(
+    policy: Policy, name: str, entry: str, known: CompiledPolicy | None
+) -> CompiledPolicy:
     # without a usable cache folder the module lives in a temporary one and is compiled anew
     folder = cache_folder("kernels") or Path(tempfile.mkdtemp(prefix="simlab-kernels-"))
     path = folder / f"{name}.py"
-    ready = folder / f"{name}.ready"
+    ready = folder / f"{name}.{entry}.ready"
     with nullcontext() if ready.exists() else _lock(folder / f"{name}.lock"):
-        try:
-            if not path.exists():
-                _write_atomically(path, _source_of(policy))
-            module = _import(path, name)
-        except OSError:
-            # a full disk: compile from memory, keep nothing
-            module = _import_uncached(_source_of(policy), name)
-        compiled = CompiledPolicy(policy, module.plan_set, module.replay)
-        _warm(compiled)
-        if not numba.config.DISABLE_JIT:
+        if known is None:
             try:
-                ready.touch()
+                if not path.exists():
+                    _write_atomically(path, _source_of(policy))
+                module = _import(path, name)
             except OSError:
-                pass
-    return compiled
+                # a full disk: compile from memory, keep nothing
+                module = _import_uncached(_source_of(policy), name)
+            known = CompiledPolicy(
+                policy, module.plan_set, module.replay, module.replay_batches
+            )
+        _first_call(known, batches=entry == "replay_batches")
+        if not numba.config.DISABLE_JIT:
+            with suppress(OSError):
+                ready.touch()
+    return known
 
 
 def _lock(path: Path) -> AbstractContextManager[Any]:
@@ -144,61 +155,39 @@ def _import(path: Path, name: str) -> types.ModuleType:
 def _import_uncached(source: str, name: str) -> types.ModuleType:
     module = types.ModuleType(name)
     sys.modules[name] = module
-    exec(compile(source.replace("cache=True, ", ""), name, "exec"), module.__dict__)
+    exec(compile(source.replace("(cache=True, ", "("), name, "exec"), module.__dict__)
     return module
 
 
-def _warm(compiled: CompiledPolicy) -> None:
-    """Compile or load the replay loop by replaying one access set of two members."""
+def _first_call(compiled: CompiledPolicy, *, batches: bool) -> None:
+    """Compile a loop, or load it from disk, by replaying one access set of two members."""
     policy = compiled.policy
     group = Group(layers=1, experts=2, keys=2, slots=2, k=2, lookups=2, seed=0)
-    next_use = "next_use" in policy.needs
+    cache = new_cache(group, 2, next_use=policy.reads_future)
+    access = {
+        "set_step": np.zeros(1, np.int32),
+        "set_layer": np.zeros(1, np.int16),
+        "offsets": np.array([0, 2]),
+        "experts": np.array([0, 1], np.uint16),
+        "next_use": np.array([2, 3][: 2 * policy.reads_future], np.int32),
+        "step_tokens": np.ones(1, np.int32),
+    }
+    results = {
+        "protect": True,
+        "outcome": np.zeros(2, np.uint8),
+        "runs": np.zeros(1, np.int64),
+        "fills": np.zeros((2, 3), np.int32),
+    }
+    state = policy.new_state(group, {})
     try:
-        state = policy.init(group, 2, policy.values())
-    except Exception as exc:
-        raise PolicyError(f"{policy.path}: init() failed: {type(exc).__name__}: {exc}") from None
-    try:
-        run_kernel(
-            compiled,
-            state,
-            new_cache(group, 2, next_use=next_use),
-            group,
-            (0, 1),
-            set_step=np.zeros(1, np.int32),
-            set_layer=np.zeros(1, np.int16),
-            offsets=np.array([0, 2]),
-            experts=np.array([0, 1], np.uint16),
-            next_use=np.array([2, 3][: 2 * next_use], np.int32),
-            step_tokens=np.ones(1, np.int32),
-            index_in_group=np.zeros(1, np.int32),
-            semantics=kernel.LLAMA_CPP,
-            gate_tokens=32,
-            layer_bytes=np.ones(1, np.int64),
-            pool=np.zeros(3, np.int64),
-            outcome=np.zeros(2, np.uint8),
-            runs=np.zeros(1, np.int64),
-            fills=np.zeros((2, 3), np.int32),
-        )
+        if batches:
+            pool = {"layer_bytes": np.ones(1, np.int64), "pool": np.array([9, 0, 0])}
+            compiled.replay_batches(state, cache, group, 0, 1, **access, **pool, **results)
+        else:
+            engine = {"index_in_group": np.zeros(1, np.int32), "unit": 0, "gate_tokens": 32}
+            compiled.replay(state, cache, group, 0, 1, **access, **engine, **results)
     except NumbaError as exc:
         raise PolicyError(_explain(policy, exc)) from None
-
-
-def run_kernel(
-    compiled: CompiledPolicy,
-    state: Any,
-    cache: protocol.Cache,
-    group: Group,
-    sets: tuple[int, int],
-    **arrays: Any,
-) -> int:
-    """Call the replay loop with its arguments by name (types as in kernel.replay)."""
-    a = arrays
-    return compiled.replay(
-        state, cache, group, sets[0], sets[1], a["set_step"], a["set_layer"], a["offsets"],
-        a["experts"], a["next_use"], a["step_tokens"], a["index_in_group"], a["semantics"],
-        a["gate_tokens"], not (compiled.policy.bound and compiled.policy.declines),
-        a["layer_bytes"], a["pool"], a["outcome"], a["runs"], a["fills"],
-    )  # fmt: skip
 
 
 def _explain(policy: Policy, exc: Exception) -> str:

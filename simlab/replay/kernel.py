@@ -1,4 +1,4 @@
-"""The generic kernel: one loop for every policy, compiled once per policy by ``compile.py``.
+"""The generic kernel: the same loops for every policy, compiled once per policy by ``compile.py``.
 
 The text of this file is the text of each generated module; only the line that imports the hooks
 differs, so that numba compiles the policy's own functions into these loops. Keep it free of
@@ -12,8 +12,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from numba import njit
 
+from simlab.policy.jit import kernel_jit
 from simlab.replay.default_hooks import (  # simlab: hooks
     admit, on_evict, on_hit, on_insert, on_miss, on_set, on_step, victim)
 
@@ -28,14 +30,13 @@ LARGE_STREAMED = 4  # large path: not resident, copied once and dropped
 NOT_RESIDENT = -1
 IN_PRESENT_SET = -2
 
-# Semantics, as the number the loops take.
-LLAMA_CPP = 0
+# What an access set is to `replay`: served whole, or pick by pick.
+WHOLE_SET = 0
 PER_PICK = 1
-BMOE = 2
 
 
-@njit(cache=True, forceinline=True, _nrt=False)
-def plan_set(
+@kernel_jit
+def _plan_set(
     state: Any, cache: Any, group: Any, layer: int, experts: Any, outcome: Any, fills: Any,
     protect: bool
 ) -> int:
@@ -114,8 +115,17 @@ def plan_set(
     return n_fill
 
 
-@njit(cache=True, forceinline=True, _nrt=False)
-def plan_batch(
+@njit(cache=True, _nrt=False)
+def plan_set(
+    state: Any, cache: Any, group: Any, layer: int, experts: Any, outcome: Any, fills: Any,
+    protect: bool
+) -> int:
+    """Serve one access set, called from Python layer by layer; arguments as in _plan_set."""
+    return _plan_set(state, cache, group, layer, experts, outcome, fills, protect)
+
+
+@kernel_jit
+def _plan_batch(
     state: Any, cache: Any, group: Any, layer: int, experts: Any, outcome: Any, fills: Any,
     protect: bool, layer_bytes: Any, pool: Any
 ) -> int:
@@ -125,10 +135,10 @@ def plan_batch(
         experts: integer [n], distinct experts in the order of their last picks.
         layer_bytes: int64 [layers of the group], bytes of one expert.
         pool: int64 [3]: budget in bytes, bytes used, peak of bytes used (the last two updated).
-        The others as in plan_set; fills hold no victim.
+        The others as in _plan_set; fills hold no victim.
 
     Returns:
-        As plan_set.
+        As _plan_set.
     """
     base = layer * group.experts
     n = experts.shape[0]
@@ -185,7 +195,7 @@ def plan_batch(
     return n_fill
 
 
-@njit(cache=True, forceinline=True, _nrt=False)
+@kernel_jit
 def merged_runs(fills: Any, n_fill: int) -> int:
     """Uploads left after merging neighbours: consecutive in expert id and in slot."""
     runs = 0
@@ -203,23 +213,22 @@ def merged_runs(fills: Any, n_fill: int) -> int:
 def replay(
     state: Any, cache: Any, group: Any, first: int, last: int, set_step: Any, set_layer: Any,
     offsets: Any, experts: Any, next_use: Any, step_tokens: Any, index_in_group: Any,
-    semantics: int, gate_tokens: int, protect: bool, layer_bytes: Any, pool: Any,
-    outcome: Any, runs: Any, fills: Any
+    unit: int, gate_tokens: int, protect: bool, outcome: Any, runs: Any, fills: Any
 ) -> int:
     """Replay access sets ``first`` up to ``last`` of one group; other groups' sets are skipped.
 
     Args:
-        state, cache, group: as in plan_set.
+        state, cache, group: as in _plan_set.
         set_step: int32 [sets], step of each access set, ascending.
         set_layer: int16 [sets], index into the trace's MoE layers.
         offsets: int64 [sets + 1]; experts[offsets[s]:offsets[s + 1]] is access set s.
         experts: uint16 [lookups].
-        next_use: int64 [lookups] or length 0.
+        next_use: int32 [lookups] or length 0.
         step_tokens: int32 [steps], tokens computed together.
         index_in_group: int32 [MoE layers], index of the layer in this group or -1.
-        semantics: LLAMA_CPP, PER_PICK or BMOE.
+        unit: WHOLE_SET or PER_PICK.
         gate_tokens: most tokens of a step on the cached path (0: no gate).
-        layer_bytes, pool: as in plan_batch.
+        protect: as in _plan_set.
         outcome: uint8 [lookups], written.
         runs: int64 [sets], written: merged upload runs of the set.
         fills: int32 [largest set, 3], scratch.
@@ -228,9 +237,9 @@ def replay(
         -1 when all went well, else the set at which the policy broke the protocol, with
         (key, code) in fills[0, :2].
     """
-    on_now = -1
+    step_now = -1
     if first > 0:
-        on_now = set_step[first - 1]
+        step_now = set_step[first - 1]
     for s in range(first, last):
         layer = index_in_group[set_layer[s]]
         if layer < 0:
@@ -239,43 +248,66 @@ def replay(
         end = offsets[s + 1]
         step = set_step[s]
         tokens = step_tokens[step]
+        base = layer * group.experts
         if gate_tokens > 0 and (
             tokens > gate_tokens or min(tokens * group.k, group.experts) > group.slots
         ):
-            base = layer * group.experts
             for i in range(begin, end):
                 if cache.slot_of[base + experts[i]] >= 0:
                     outcome[i] = LARGE_HIT
                 else:
                     outcome[i] = LARGE_STREAMED
             continue
-        if step != on_now:
-            on_now = step
+        if step != step_now:
+            step_now = step
             on_step(state, cache, group, tokens)
-        if semantics == BMOE:
+        width = 1 if unit == PER_PICK else end - begin
+        n_run = 0
+        while begin < end:
+            stop = begin + width
             if next_use.shape[0] > 0:
-                for i in range(begin, end):
-                    cache.next_use[layer * group.experts + experts[i]] = next_use[i]
-            code = plan_batch(
-                state, cache, group, layer, experts[begin:end], outcome[begin:end], fills,
-                protect, layer_bytes, pool)
-            runs[s] = merged_runs(fills, code)
-        else:
-            width = 1 if semantics == PER_PICK else end - begin
-            code = 0
-            n_run = 0
-            while begin < end and code >= 0:
-                stop = begin + width
-                if next_use.shape[0] > 0:
-                    for i in range(begin, stop):
-                        cache.next_use[layer * group.experts + experts[i]] = next_use[i]
-                code = plan_set(
-                    state, cache, group, layer, experts[begin:stop], outcome[begin:stop], fills,
-                    protect)
-                n_run += merged_runs(fills, code)
-                begin = stop
-            runs[s] = n_run
-        if code < 0:
-            fills[0, 1] = code
+                for i in range(begin, stop):
+                    cache.next_use[base + experts[i]] = next_use[i]
+            n_fill = _plan_set(
+                state, cache, group, layer, experts[begin:stop], outcome[begin:stop], fills,
+                protect)
+            if n_fill < 0:
+                fills[0, 1] = n_fill
+                return s
+            n_run += merged_runs(fills, n_fill)
+            begin = stop
+        runs[s] = n_run
+    return -1
+
+
+@njit(cache=True, nogil=True, _nrt=False)
+def replay_batches(
+    state: Any, cache: Any, group: Any, first: int, last: int, set_step: Any, set_layer: Any,
+    offsets: Any, experts: Any, next_use: Any, step_tokens: Any, layer_bytes: Any, pool: Any,
+    protect: bool, outcome: Any, runs: Any, fills: Any
+) -> int:
+    """Replay access sets ``first`` up to ``last`` under the ``bmoe`` semantics: all layers, no gate.
+
+    Arguments as in ``replay`` and ``_plan_batch``; access sets in the order of last picks.
+    """
+    step_now = -1
+    if first > 0:
+        step_now = set_step[first - 1]
+    for s in range(first, last):
+        layer = np.int64(set_layer[s])
+        begin = offsets[s]
+        end = offsets[s + 1]
+        if set_step[s] != step_now:
+            step_now = set_step[s]
+            on_step(state, cache, group, step_tokens[step_now])
+        if next_use.shape[0] > 0:
+            for i in range(begin, end):
+                cache.next_use[layer * group.experts + experts[i]] = next_use[i]
+        n_fill = _plan_batch(
+            state, cache, group, layer, experts[begin:end], outcome[begin:end], fills, protect,
+            layer_bytes, pool)
+        if n_fill < 0:
+            fills[0, 1] = n_fill
             return s
+        runs[s] = merged_runs(fills, n_fill)
     return -1

@@ -35,16 +35,16 @@ from simlab.replay.access import (
     next_uses,
 )
 from simlab.replay.account import account
-from simlab.replay.compile import CompiledPolicy, compile_policy, run_kernel
+from simlab.replay.compile import CompiledPolicy, compile_policy
 from simlab.replay.schedule import DEFAULT_UBATCH, build_schedule, tokens_of
 from simlab.result.schema import Result
 from simlab.trace.schema import Trace
 
-#: Semantics -> (number in the kernel, order of an access set, what a pool is, gate in tokens).
-SEMANTICS: dict[str, tuple[int, int, str, int]] = {
-    "llama.cpp": (kernel.LLAMA_CPP, FIRST_SEEN, "group", 32),
-    "per-pick": (kernel.PER_PICK, EVERY_PICK, "group", 0),
-    "bmoe": (kernel.BMOE, LAST_PICKED, "all layers, bytes", 0),
+#: Semantics -> (order of an access set, what a pool is, most tokens of a cached step: 0 = no gate).
+SEMANTICS: dict[str, tuple[int, str, int]] = {
+    "llama.cpp": (FIRST_SEEN, "group", 32),
+    "per-pick": (EVERY_PICK, "group", 0),
+    "bmoe": (LAST_PICKED, "all layers, bytes", 0),
 }
 ON_DECLINE = ("stream", "cpu")
 MIB = 2**20
@@ -107,7 +107,7 @@ class Replayer:
             raise UsageError(f"--on-decline must be one of {', '.join(ON_DECLINE)}")
         self.trace = trace
         self.semantics = semantics
-        self.mode, self.order, self.pool, self.gate = SEMANTICS[semantics]
+        self.order, self.pool, self.gate = SEMANTICS[semantics]
         self.layout = layout or layout_of(trace.meta)
         if semantics == "bmoe":
             if not all(group.tensor_bytes for group in self.layout.groups):
@@ -161,7 +161,7 @@ class Replayer:
             PolicyError: the policy broke the protocol; names policy, key and event.
         """
         started = time.time()
-        compiled = compile_policy(cell.policy)
+        compiled = compile_policy(cell.policy, batches=self.semantics == "bmoe")
         access = self.access(cell.concurrency)
         outcome = np.zeros(len(access.experts), np.uint8)
         runs = np.zeros(len(access.set_step), np.int64)
@@ -205,48 +205,51 @@ class Replayer:
             lookups=len(access.experts),
             seed=self.seed,
         )
-        wants_future = "next_use" in cell.policy.needs
-        gate = self.gate if self.mode == kernel.LLAMA_CPP else 0
         next_use = np.zeros(0, np.int32)
-        if wants_future:
-            next_use = self._next_uses(access, cell.concurrency, index_in_group, group, gate)
+        if cell.policy.reads_future:
+            next_use = self._next_uses(access, cell.concurrency, index_in_group, group)
         capacity = keys if self.semantics == "bmoe" else slots
-        cache = new_cache(group, capacity, next_use=wants_future)
-        try:
-            state = cell.policy.init(group, slots, cell.policy.values(cell.params))
-        except Exception as exc:
-            raise PolicyError(
-                f"policy {cell.policy.name}: init() failed: {type(exc).__name__}: {exc}"
-            ) from None
+        cache = new_cache(group, capacity, next_use=cell.policy.reads_future)
+        state = cell.policy.new_state(group, cell.params)
         sizes = np.zeros(len(members), np.int64)
         if self.layer_bytes is not None:
             sizes[:] = np.asarray(self.layer_bytes)[members]
         pool = np.array([cell.budget_bytes or 0, 0, 0], np.int64)
         fills = np.zeros((max(1, access.largest), 3), np.int32)
+        sets = {
+            "set_step": access.set_step,
+            "set_layer": access.set_layer,
+            "offsets": access.offsets,
+            "experts": access.experts,
+            "next_use": next_use,
+            "step_tokens": access.step_tokens,
+        }
+        results = {
+            "protect": cell.policy.protects_present,
+            "outcome": outcome,
+            "runs": runs,
+            "fills": fills,
+        }
         n_sets = len(access.set_step)
         for first in range(0, n_sets, CHUNK):
             last = min(first + CHUNK, n_sets)
-            stopped = run_kernel(
-                compiled,
-                state,
-                cache,
-                group,
-                (first, last),
-                set_step=access.set_step,
-                set_layer=access.set_layer,
-                offsets=access.offsets,
-                experts=access.experts,
-                next_use=next_use,
-                step_tokens=access.step_tokens,
-                index_in_group=index_in_group,
-                semantics=self.mode,
-                gate_tokens=gate,
-                layer_bytes=sizes,
-                pool=pool,
-                outcome=outcome,
-                runs=runs,
-                fills=fills,
-            )
+            if self.semantics == "bmoe":
+                stopped = compiled.replay_batches(
+                    state, cache, group, first, last, **sets, layer_bytes=sizes, pool=pool, **results
+                )
+            else:
+                stopped = compiled.replay(
+                    state,
+                    cache,
+                    group,
+                    first,
+                    last,
+                    **sets,
+                    index_in_group=index_in_group,
+                    unit=kernel.PER_PICK if self.order == EVERY_PICK else kernel.WHOLE_SET,
+                    gate_tokens=self.gate,
+                    **results,
+                )
             if stopped >= 0:
                 raise PolicyError(self._broke(cell.policy, access, stopped, members, fills))
             if progress is not None:
@@ -260,15 +263,14 @@ class Replayer:
         concurrency: int,
         index_in_group: npt.NDArray[np.int32],
         group: Group,
-        gate: int,
     ) -> npt.NDArray[np.int32]:
         if len(access.experts) + group.keys >= 2**31:
             raise UsageError("bounds need fewer than 2^31 lookups: slice the trace")
         tokens = access.step_tokens[access.set_step]
         served = np.ones(len(tokens), np.bool_)
-        if gate:
+        if self.gate:
             needed = np.minimum(tokens.astype(np.int64) * group.k, group.experts)
-            served = (tokens <= gate) & (needed <= group.slots)
+            served = (tokens <= self.gate) & (needed <= group.slots)
         key = (concurrency, index_in_group.tobytes(), np.packbits(served).tobytes())
         with self._lock:
             if key not in self._next_use:
@@ -472,7 +474,7 @@ def replay_grid(
 ) -> Iterator[Result]:
     """Replay cells on ``jobs`` threads (the kernel releases the GIL); results in the cells' order."""
     for cell in cells:
-        compile_policy(cell.policy)
+        compile_policy(cell.policy, batches=replayer.semantics == "bmoe")
     if jobs <= 1:
         for cell in cells:
             yield replayer.run(cell, progress)
