@@ -50,9 +50,7 @@ def slots_for_budget(layout: ExpertLayout, mib: float) -> tuple[list[int], list[
             " import it with --expert-bytes, or give --slots"
         )
     budget = int(mib * MIB)
-    host = [
-        layout.keys_of(i) * sum(group.tensor_bytes) for i, group in enumerate(layout.groups)
-    ]
+    host = [layout.keys_of(i) * sum(group.tensor_bytes) for i, group in enumerate(layout.groups)]
     slots: list[int] = []
     warnings: list[str] = []
     for i, group in enumerate(layout.groups):

@@ -209,7 +209,9 @@ def _checked(
             raise PolicyError(f"{path}: {hook}() takes {count} arguments, it is given {expected}")
     params = declared.get("PARAMS", {})
     if not isinstance(params, dict) or not all(isinstance(p, Param) for p in params.values()):
-        raise PolicyError(f"{path}: PARAMS must be a dict of name -> Param(default, low, high, doc)")
+        raise PolicyError(
+            f"{path}: PARAMS must be a dict of name -> Param(default, low, high, doc)"
+        )
     needs = tuple(declared.get("NEEDS", ()))
     unknown = [need for need in needs if need not in KNOWN_NEEDS]
     if unknown:

@@ -26,7 +26,9 @@ def load_policy(spec: str | Path) -> Policy:
     if text.endswith(".py") or "/" in text or "\\" in text:
         path = Path(text)
         if not path.is_file():
-            raise UsageError(f"no policy file {text}; policies by name: {', '.join(policy_names())}")
+            raise UsageError(
+                f"no policy file {text}; policies by name: {', '.join(policy_names())}"
+            )
         return load_policy_file(path)
     names = policy_names()
     if text not in names:
@@ -37,5 +39,7 @@ def load_policy(spec: str | Path) -> Policy:
         )
     policy = load_policy_file(folder("policies") / f"{text.replace('-', '_')}.py")
     if policy.name != text:
-        raise PolicyError(f"{policy.path} names itself {policy.name!r}, its file name says {text!r}")
+        raise PolicyError(
+            f"{policy.path} names itself {policy.name!r}, its file name says {text!r}"
+        )
     return policy

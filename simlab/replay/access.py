@@ -207,7 +207,12 @@ def _gather(
                 set_layer[n_sets] = layer
                 n_sets += 1
                 offsets[n_sets] = n
-    return set_step[:n_sets].copy(), set_layer[:n_sets].copy(), offsets[: n_sets + 1].copy(), experts[:n].copy()
+    return (
+        set_step[:n_sets].copy(),
+        set_layer[:n_sets].copy(),
+        offsets[: n_sets + 1].copy(),
+        experts[:n].copy(),
+    )
 
 
 @njit(cache=True)

@@ -95,9 +95,22 @@ def compile_policy(policy: Policy, *, batches: bool = False) -> CompiledPolicy:
     entry = "replay_batches" if batches else "replay"
     key = _key(policy)
     if (key, entry) not in _warm:
-        name = f"kernel_{policy.module_name.removeprefix('simlab_policy_')}_{key}"
-        _warm[key, entry] = _load_or_compile(policy, name, entry, _warm.get((key, _OTHER[entry])))
+        _warm[key, entry] = _load_or_compile(
+            policy, _name(policy), entry, _warm.get((key, _OTHER[entry]))
+        )
     return _warm[key, entry]
+
+
+def is_compiled(policy: Policy, *, batches: bool = False) -> bool:
+    """Whether compile_policy will find the kernel ready, in this process or on disk."""
+    entry = "replay_batches" if batches else "replay"
+    folder = cache_folder("kernels")
+    on_disk = folder is not None and (folder / f"{_name(policy)}.{entry}.ready").exists()
+    return on_disk or (_key(policy), entry) in _warm
+
+
+def _name(policy: Policy) -> str:
+    return f"kernel_{policy.module_name.removeprefix('simlab_policy_')}_{_key(policy)}"
 
 
 def _load_or_compile(
@@ -116,9 +129,7 @@ def _load_or_compile(
             except OSError:
                 # a full disk: compile from memory, keep nothing
                 module = _import_uncached(_source_of(policy), name)
-            known = CompiledPolicy(
-                policy, module.plan_set, module.replay, module.replay_batches
-            )
+            known = CompiledPolicy(policy, module.plan_set, module.replay, module.replay_batches)
         _first_call(known, batches=entry == "replay_batches")
         if not numba.config.DISABLE_JIT:
             with suppress(OSError):
@@ -203,7 +214,9 @@ def _explain(policy: Policy, exc: Exception) -> str:
         skip = ("Failed in", "During:", "File", "[1]", "[2]", "This error", "<source")
         gist = next((line for line in lines if not line.startswith(skip)), type(exc).__name__)
         for line in lines:
-            if line.startswith(("Unknown attribute", "Cannot unify", "No implementation", "Untyped")):
+            if line.startswith(
+                ("Unknown attribute", "Cannot unify", "No implementation", "Untyped")
+            ):
                 gist = line
                 break
     return f"policy {policy.name} ({policy.path}{where}) cannot be compiled: {gist}"

@@ -17,7 +17,15 @@ from numba import njit
 
 from simlab.policy.jit import kernel_jit
 from simlab.replay.default_hooks import (  # simlab: hooks
-    admit, on_evict, on_hit, on_insert, on_miss, on_set, on_step, victim)
+    admit,
+    on_evict,
+    on_hit,
+    on_insert,
+    on_miss,
+    on_set,
+    on_step,
+    victim,
+)
 
 # What became of a lookup; one byte each in the ``outcome`` array.
 UPLOADED = 0  # a miss that filled a slot
@@ -37,8 +45,14 @@ PER_PICK = 1
 
 @kernel_jit
 def _plan_set(
-    state: Any, cache: Any, group: Any, layer: int, experts: Any, outcome: Any, fills: Any,
-    protect: bool
+    state: Any,
+    cache: Any,
+    group: Any,
+    layer: int,
+    experts: Any,
+    outcome: Any,
+    fills: Any,
+    protect: bool,
 ) -> int:
     """Serve one access set of one layer from the pool; engines with a fixed number of slots.
 
@@ -117,8 +131,14 @@ def _plan_set(
 
 @njit(cache=True, _nrt=False)
 def plan_set(
-    state: Any, cache: Any, group: Any, layer: int, experts: Any, outcome: Any, fills: Any,
-    protect: bool
+    state: Any,
+    cache: Any,
+    group: Any,
+    layer: int,
+    experts: Any,
+    outcome: Any,
+    fills: Any,
+    protect: bool,
 ) -> int:
     """Serve one access set, called from Python layer by layer; arguments as in _plan_set."""
     return _plan_set(state, cache, group, layer, experts, outcome, fills, protect)
@@ -126,8 +146,16 @@ def plan_set(
 
 @kernel_jit
 def _plan_batch(
-    state: Any, cache: Any, group: Any, layer: int, experts: Any, outcome: Any, fills: Any,
-    protect: bool, layer_bytes: Any, pool: Any
+    state: Any,
+    cache: Any,
+    group: Any,
+    layer: int,
+    experts: Any,
+    outcome: Any,
+    fills: Any,
+    protect: bool,
+    layer_bytes: Any,
+    pool: Any,
 ) -> int:
     """Serve one batch under the ``bmoe`` semantics: insert every miss, then evict to the budget.
 
@@ -200,20 +228,31 @@ def merged_runs(fills: Any, n_fill: int) -> int:
     """Uploads left after merging neighbours: consecutive in expert id and in slot."""
     runs = 0
     for i in range(n_fill):
-        if (
-            i == 0
-            or fills[i, 0] != fills[i - 1, 0] + 1
-            or fills[i, 1] != fills[i - 1, 1] + 1
-        ):
+        if i == 0 or fills[i, 0] != fills[i - 1, 0] + 1 or fills[i, 1] != fills[i - 1, 1] + 1:
             runs += 1
     return runs
 
 
 @njit(cache=True, nogil=True, _nrt=False)
 def replay(
-    state: Any, cache: Any, group: Any, first: int, last: int, set_step: Any, set_layer: Any,
-    offsets: Any, experts: Any, next_use: Any, step_tokens: Any, index_in_group: Any,
-    unit: int, gate_tokens: int, protect: bool, outcome: Any, runs: Any, fills: Any
+    state: Any,
+    cache: Any,
+    group: Any,
+    first: int,
+    last: int,
+    set_step: Any,
+    set_layer: Any,
+    offsets: Any,
+    experts: Any,
+    next_use: Any,
+    step_tokens: Any,
+    index_in_group: Any,
+    unit: int,
+    gate_tokens: int,
+    protect: bool,
+    outcome: Any,
+    runs: Any,
+    fills: Any,
 ) -> int:
     """Replay access sets ``first`` up to ``last`` of one group; other groups' sets are skipped.
 
@@ -269,8 +308,8 @@ def replay(
                 for i in range(begin, stop):
                     cache.next_use[base + experts[i]] = next_use[i]
             n_fill = _plan_set(
-                state, cache, group, layer, experts[begin:stop], outcome[begin:stop], fills,
-                protect)
+                state, cache, group, layer, experts[begin:stop], outcome[begin:stop], fills, protect
+            )
             if n_fill < 0:
                 fills[0, 1] = n_fill
                 return s
@@ -282,9 +321,23 @@ def replay(
 
 @njit(cache=True, nogil=True, _nrt=False)
 def replay_batches(
-    state: Any, cache: Any, group: Any, first: int, last: int, set_step: Any, set_layer: Any,
-    offsets: Any, experts: Any, next_use: Any, step_tokens: Any, layer_bytes: Any, pool: Any,
-    protect: bool, outcome: Any, runs: Any, fills: Any
+    state: Any,
+    cache: Any,
+    group: Any,
+    first: int,
+    last: int,
+    set_step: Any,
+    set_layer: Any,
+    offsets: Any,
+    experts: Any,
+    next_use: Any,
+    step_tokens: Any,
+    layer_bytes: Any,
+    pool: Any,
+    protect: bool,
+    outcome: Any,
+    runs: Any,
+    fills: Any,
 ) -> int:
     """Replay access sets ``first`` up to ``last`` under the ``bmoe`` semantics: all layers, no gate.
 
@@ -304,8 +357,17 @@ def replay_batches(
             for i in range(begin, end):
                 cache.next_use[layer * group.experts + experts[i]] = next_use[i]
         n_fill = _plan_batch(
-            state, cache, group, layer, experts[begin:end], outcome[begin:end], fills, protect,
-            layer_bytes, pool)
+            state,
+            cache,
+            group,
+            layer,
+            experts[begin:end],
+            outcome[begin:end],
+            fills,
+            protect,
+            layer_bytes,
+            pool,
+        )
         if n_fill < 0:
             fills[0, 1] = n_fill
             return s

@@ -1,24 +1,20 @@
 """Replay a trace: the wrapper that validates, lays out the pools, runs the kernel and adds up.
 
 `Replayer` holds what all cells of a trace share (schedules, access sets); `replay_cell` is the short
-form for one cell; `replay_grid` runs many, two at a time on two cores.
+form for one cell. Many cells: grid.py.
 """
 
 from __future__ import annotations
 
-import platform
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-import simlab
 from simlab.errors import PolicyError, SimlabError, UsageError
 from simlab.model.layout import ExpertLayout, layout_of
 from simlab.policy.loader import Policy
@@ -36,6 +32,7 @@ from simlab.replay.access import (
 )
 from simlab.replay.account import account
 from simlab.replay.compile import CompiledPolicy, compile_policy
+from simlab.replay.provenance import provenance
 from simlab.replay.schedule import DEFAULT_UBATCH, build_schedule, tokens_of
 from simlab.result.schema import Result
 from simlab.trace.schema import Trace
@@ -111,7 +108,9 @@ class Replayer:
         self.layout = layout or layout_of(trace.meta)
         if semantics == "bmoe":
             if not all(group.tensor_bytes for group in self.layout.groups):
-                raise UsageError("--semantics bmoe needs the expert bytes: import with --expert-bytes")
+                raise UsageError(
+                    "--semantics bmoe needs the expert bytes: import with --expert-bytes"
+                )
             ubatch = max(ubatch, trace.n_rows)
         self.prefill, self.schedule, self.ubatch = prefill, schedule, ubatch
         self.on_decline, self.seed = on_decline, seed
@@ -235,7 +234,15 @@ class Replayer:
             last = min(first + CHUNK, n_sets)
             if self.semantics == "bmoe":
                 stopped = compiled.replay_batches(
-                    state, cache, group, first, last, **sets, layer_bytes=sizes, pool=pool, **results
+                    state,
+                    cache,
+                    group,
+                    first,
+                    last,
+                    **sets,
+                    layer_bytes=sizes,
+                    pool=pool,
+                    **results,
                 )
             else:
                 stopped = compiled.replay(
@@ -394,31 +401,17 @@ class Replayer:
             by_request=found.by_request,
             windows=found.windows,
             notes=tuple(dict.fromkeys(notes)),
-            provenance={
-                "command": self.command,
-                "versions": versions(),
-                "host": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
-                "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
-                "seconds": round(time.time() - started, 3),
-                "warm_up": "none: the cache starts empty and every step counts",
-                "trace_source": meta.source,
-                "trace_command": meta.command,
-            },
+            provenance=provenance(meta, self.command, started),
         )
-
-
-def versions() -> dict[str, str]:
-    """Versions that can change a figure or its speed."""
-    import numba
-
-    return {"simlab": simlab.__version__, "numba": numba.__version__, "numpy": np.__version__}
 
 
 def _check_cache(cache: Cache, policy: Policy) -> None:
     """Used slots and slot maps agree (conservation of residents)."""
     used = len(cache.key_of) - int(cache.n_free[0])
     if int((cache.slot_of >= 0).sum()) != used:
-        raise SimlabError(f"internal error: slot map of {policy.name} does not match the used slots")
+        raise SimlabError(
+            f"internal error: slot map of {policy.name} does not match the used slots"
+        )
 
 
 def replay_cell(
@@ -463,34 +456,3 @@ def replay_cell(
         sizes = tuple(min(n, replayer.layout.keys_of(i)) for i, n in enumerate(each))
     cell = Cell(load_policy(policy), sizes, budget_bytes, concurrency, params or {})
     return replayer.run(cell)
-
-
-def replay_grid(
-    replayer: Replayer,
-    cells: Sequence[Cell],
-    *,
-    jobs: int = 1,
-    progress: Callable[[int], None] | None = None,
-) -> Iterator[Result]:
-    """Replay cells on ``jobs`` threads (the kernel releases the GIL); results in the cells' order."""
-    for cell in cells:
-        compile_policy(cell.policy, batches=replayer.semantics == "bmoe")
-    if jobs <= 1:
-        for cell in cells:
-            yield replayer.run(cell, progress)
-        return
-    with ThreadPoolExecutor(jobs) as threads:
-        waiting = [threads.submit(replayer.run, cell, progress) for cell in cells]
-        try:
-            for future in waiting:
-                yield future.result()
-        finally:
-            for future in waiting:
-                future.cancel()
-
-
-def command_line() -> str:
-    """The command as typed, for provenance."""
-    import shlex
-
-    return shlex.join(["simlab", *sys.argv[1:]])

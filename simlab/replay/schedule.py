@@ -171,9 +171,7 @@ def _run_lanes(first: Any, last: Any, phase: Any, n_lanes: int, ubatch: int) -> 
                 # a prompt, or a later turn's prompt in the middle of a request
                 while at[lane] < end[lane] and phase[at[lane]] == PREFILL:
                     count = 0
-                    while (
-                        count < ubatch and at[lane] < end[lane] and phase[at[lane]] == PREFILL
-                    ):
+                    while count < ubatch and at[lane] < end[lane] and phase[at[lane]] == PREFILL:
                         order[done] = at[lane]
                         at[lane] += 1
                         done += 1

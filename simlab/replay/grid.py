@@ -1,0 +1,124 @@
+"""Many cells: policies x sizes x concurrency levels, laid out and replayed two at a time."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+
+from simlab.errors import UsageError
+from simlab.model.budget import MIB, slots_for_budget
+from simlab.policy.loader import Policy
+from simlab.policy.registry import load_policy
+from simlab.replay.compile import compile_policy, is_compiled
+from simlab.replay.run import Cell, Replayer
+from simlab.replay.sizes import Size
+from simlab.result.schema import Result
+
+
+def cells_for(
+    replayer: Replayer,
+    policies: Sequence[Policy],
+    *,
+    sizes: Sequence[Size] = (),
+    mib: Sequence[float] = (),
+    concurrency: Sequence[int] = (1,),
+    params: dict[str, float] | None = None,
+) -> list[Cell]:
+    """All combinations, ordered by concurrency, policy, size.
+
+    Args:
+        sizes: slots per group, or shares of a group's keys (``bmoe``: of all bytes).
+        mib: budgets, as llama.cpp's --moe-cache-mib (``bmoe``: of the one pool).
+        params: parameter values, given to every policy that has them.
+
+    Raises:
+        UsageError: a size is impossible, or a parameter is known to no policy.
+    """
+    given = params or {}
+    for name in given:
+        if not any(name in policy.params for policy in policies):
+            policies[0].values({name: given[name]})  # raises, naming what there is
+    pools = [_pool(replayer, size) for size in sizes] + [_budget(replayer, m) for m in mib]
+    cells = []
+    for lanes in concurrency:
+        for policy in policies:
+            own = {name: value for name, value in given.items() if name in policy.params}
+            policy.values(own)
+            for slots, budget, notes in pools:
+                cells.append(Cell(policy, slots, budget, lanes, own, notes))
+    return cells
+
+
+_Pool = tuple[tuple[int, ...], int | None, tuple[str, ...]]
+
+
+def _pool(replayer: Replayer, size: Size) -> _Pool:
+    if replayer.semantics == "bmoe":
+        if size.share is None:
+            raise UsageError(
+                "bmoe's pool is measured in bytes: give --mib, or --slots as a share (25%)"
+            )
+        assert replayer.layer_bytes is not None
+        total = sum(replayer.layer_bytes) * replayer.layout.n_expert
+        return (), max(1, int(total * size.share)), ()
+    slots, notes = size.slots(replayer.layout)
+    return tuple(slots), None, tuple(notes)
+
+
+def _budget(replayer: Replayer, mib: float) -> _Pool:
+    if not 0 < mib < 2**40:
+        raise UsageError(f"--mib must be above 0, not {mib:g}")
+    if replayer.semantics == "bmoe":
+        return (), int(mib * MIB), ()
+    slots, notes = slots_for_budget(replayer.layout, mib)
+    return tuple(slots), None, tuple(notes)
+
+
+def replay_grid(
+    replayer: Replayer,
+    cells: Sequence[Cell],
+    *,
+    jobs: int = 1,
+    progress: Callable[[int], None] | None = None,
+) -> Iterator[Result]:
+    """Replay cells on ``jobs`` threads (the kernel releases the GIL); results in the cells' order.
+
+    Args:
+        progress: called with the number of access sets done since the last call.
+    """
+    batches = replayer.semantics == "bmoe"
+    policies = list({cell.policy.module_name: cell.policy for cell in cells}.values())
+    _compile_side_by_side(policies, batches, jobs)
+    if jobs <= 1:
+        for cell in cells:
+            yield replayer.run(cell, progress)
+        return
+    with ThreadPoolExecutor(jobs) as threads:
+        waiting = [threads.submit(replayer.run, cell, progress) for cell in cells]
+        try:
+            for future in waiting:
+                yield future.result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+def _compile_side_by_side(policies: Sequence[Policy], batches: bool, jobs: int) -> None:
+    """numba compiles one function at a time per process: new policies go to several processes, which
+    leave their machine code in the cache folder."""
+    new = [policy for policy in policies if not is_compiled(policy, batches=batches)]
+    if jobs > 1 and len(new) > 1:
+        spawn = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(min(jobs, len(new)), mp_context=spawn) as processes:
+            # errors come again below, in this process, with their own type
+            list(processes.map(_compile_quietly, [str(p.path) for p in new], [batches] * len(new)))
+    for policy in policies:
+        compile_policy(policy, batches=batches)
+
+
+def _compile_quietly(path: str, batches: bool) -> None:
+    try:
+        compile_policy(load_policy(path), batches=batches)
+    except Exception:
+        return
