@@ -44,6 +44,61 @@ PER_PICK = 1
 
 
 @kernel_jit
+def _serve_miss(
+    state: Any, cache: Any, group: Any, base: int, expert: int, fills: Any, n_fill: int, protect: bool
+) -> int:
+    """Give a missing key a slot if the policy wants it to have one.
+
+    Returns:
+        UPLOADED with (expert, slot, victim key or -1) in fills[n_fill], DECLINED, or NOT_RESIDENT /
+        IN_PRESENT_SET with the bad key in fills[0, 0].
+    """
+    key = base + expert
+    on_miss(state, cache, group, key)
+    out = -1
+    if cache.n_free[0] == 0:
+        out = victim(state, cache, group, key)
+        if out < 0 or out >= group.keys or cache.slot_of[out] < 0:
+            fills[0, 0] = out
+            return NOT_RESIDENT
+        if protect and cache.stamp[out] == cache.now[0]:
+            fills[0, 0] = out
+            return IN_PRESENT_SET
+    if not admit(state, cache, group, key, out):
+        return DECLINED
+    if out >= 0:
+        slot = cache.slot_of[out]
+        cache.slot_of[out] = -1
+        on_evict(state, cache, group, out)
+    else:
+        cache.n_free[0] -= 1
+        slot = cache.free[cache.n_free[0]]
+    cache.slot_of[key] = slot
+    cache.key_of[slot] = key
+    on_insert(state, cache, group, key)
+    fills[n_fill, 0] = expert
+    fills[n_fill, 1] = slot
+    fills[n_fill, 2] = out
+    return UPLOADED
+
+
+@kernel_jit
+def _plan_pick(
+    state: Any, cache: Any, group: Any, layer: int, experts: Any, fills: Any, protect: bool
+) -> int:
+    """Serve an access set of one member; returns its outcome, or an error as _serve_miss does."""
+    base = layer * group.experts
+    key = base + experts[0]
+    cache.now[0] += 1
+    cache.stamp[key] = cache.now[0]
+    on_set(state, cache, group, layer, experts)
+    if cache.slot_of[key] >= 0:
+        on_hit(state, cache, group, key)
+        return HIT
+    return _serve_miss(state, cache, group, base, experts[0], fills, 0, protect)
+
+
+@kernel_jit
 def _plan_set(
     state: Any,
     cache: Any,
@@ -97,35 +152,11 @@ def _plan_set(
     for m in range(n_miss):
         expert = fills[m, 0]
         i = fills[m, 1]
-        key = base + expert
-        on_miss(state, cache, group, key)
-        out = -1
-        if cache.n_free[0] == 0:
-            out = victim(state, cache, group, key)
-            if out < 0 or out >= group.keys or cache.slot_of[out] < 0:
-                fills[0, 0] = out
-                return NOT_RESIDENT
-            if protect and cache.stamp[out] == now:
-                fills[0, 0] = out
-                return IN_PRESENT_SET
-        if not admit(state, cache, group, key, out):
-            outcome[i] = DECLINED
-            continue
-        if out >= 0:
-            slot = cache.slot_of[out]
-            cache.slot_of[out] = -1
-            on_evict(state, cache, group, out)
-        else:
-            cache.n_free[0] -= 1
-            slot = cache.free[cache.n_free[0]]
-        cache.slot_of[key] = slot
-        cache.key_of[slot] = key
-        on_insert(state, cache, group, key)
-        outcome[i] = UPLOADED
-        fills[n_fill, 0] = expert
-        fills[n_fill, 1] = slot
-        fills[n_fill, 2] = out
-        n_fill += 1
+        code = _serve_miss(state, cache, group, base, expert, fills, n_fill, protect)
+        if code < 0:
+            return code
+        outcome[i] = code
+        n_fill += code == UPLOADED
     return n_fill
 
 
@@ -300,21 +331,28 @@ def replay(
         if step != step_now:
             step_now = step
             on_step(state, cache, group, tokens)
-        width = 1 if unit == PER_PICK else end - begin
-        n_run = 0
-        while begin < end:
-            stop = begin + width
+        if unit == PER_PICK:
+            n_run = 0
+            for i in range(begin, end):
+                if next_use.shape[0] > 0:
+                    cache.next_use[base + experts[i]] = next_use[i]
+                code = _plan_pick(
+                    state, cache, group, layer, experts[i : i + 1], fills, protect)
+                if code < 0:
+                    fills[0, 1] = code
+                    return s
+                outcome[i] = code
+                n_run += code == UPLOADED
+        else:
             if next_use.shape[0] > 0:
-                for i in range(begin, stop):
+                for i in range(begin, end):
                     cache.next_use[base + experts[i]] = next_use[i]
             n_fill = _plan_set(
-                state, cache, group, layer, experts[begin:stop], outcome[begin:stop], fills, protect
-            )
+                state, cache, group, layer, experts[begin:end], outcome[begin:end], fills, protect)
             if n_fill < 0:
                 fills[0, 1] = n_fill
                 return s
-            n_run += merged_runs(fills, n_fill)
-            begin = stop
+            n_run = merged_runs(fills, n_fill)
         runs[s] = n_run
     return -1
 

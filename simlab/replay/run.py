@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -65,6 +65,24 @@ class Cell:
     concurrency: int = 1
     params: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Outcomes:
+    """What became of each lookup of a cell.
+
+    Attributes:
+        access: the access sets. outcome: uint8 [lookups], the codes of kernel.py (UPLOADED, HIT,
+            DECLINED, LARGE_HIT, LARGE_STREAMED). runs: int64 [sets], merged upload runs.
+        uncached: bool [MoE layers], layers of groups without a slot.
+        peak_bytes: ``bmoe``: the most bytes resident at once.
+    """
+
+    access: Access
+    outcome: npt.NDArray[np.uint8]
+    runs: npt.NDArray[np.int64]
+    uncached: npt.NDArray[np.bool_]
+    peak_bytes: int | None
 
 
 class Replayer:
@@ -151,7 +169,7 @@ class Replayer:
             return self._access[concurrency]
 
     def run(self, cell: Cell, progress: Callable[[int], None] | None = None) -> Result:
-        """Replay one cell.
+        """Replay one cell and add it up.
 
         Args:
             progress: called with the number of access sets done since the last call.
@@ -160,19 +178,27 @@ class Replayer:
             PolicyError: the policy broke the protocol; names policy, key and event.
         """
         started = time.time()
+        return self._result(cell, self.outcomes(cell, progress), started)
+
+    def outcomes(self, cell: Cell, progress: Callable[[int], None] | None = None) -> Outcomes:
+        """Replay one cell and tell what became of each lookup; arguments and errors as in run."""
         compiled = compile_policy(cell.policy, batches=self.semantics == "bmoe")
         access = self.access(cell.concurrency)
-        outcome = np.zeros(len(access.experts), np.uint8)
-        runs = np.zeros(len(access.set_step), np.int64)
-        uncached = np.zeros(len(self.trace.meta.moe_layers), np.bool_)
-        peak_bytes = None
+        found = Outcomes(
+            access=access,
+            outcome=np.zeros(len(access.experts), np.uint8),
+            runs=np.zeros(len(access.set_step), np.int64),
+            uncached=np.zeros(len(self.trace.meta.moe_layers), np.bool_),
+            peak_bytes=None,
+        )
         for number, members in enumerate(self.pools):
             slots = self._slots(cell, number)
             if slots == 0:
-                uncached[members] = True
-            peak = self._run_pool(compiled, cell, access, members, slots, outcome, runs, progress)
-            peak_bytes = peak if self.semantics == "bmoe" else None
-        return self._result(cell, access, outcome, runs, uncached, peak_bytes, started)
+                found.uncached[members] = True
+            peak = self._run_pool(compiled, cell, members, slots, found, progress)
+            if self.semantics == "bmoe":
+                found = replace(found, peak_bytes=peak)
+        return found
 
     def _slots(self, cell: Cell, number: int) -> int:
         if self.semantics != "bmoe":
@@ -184,14 +210,12 @@ class Replayer:
         self,
         compiled: CompiledPolicy,
         cell: Cell,
-        access: Access,
         members: Sequence[int],
         slots: int,
-        outcome: npt.NDArray[np.uint8],
-        runs: npt.NDArray[np.int64],
+        found: Outcomes,
         progress: Callable[[int], None] | None,
     ) -> int:
-        meta = self.trace.meta
+        meta, access = self.trace.meta, found.access
         index_in_group = np.full(len(meta.moe_layers), -1, np.int32)
         index_in_group[members] = np.arange(len(members))
         keys = len(members) * meta.n_expert
@@ -225,8 +249,8 @@ class Replayer:
         }
         results = {
             "protect": cell.policy.protects_present,
-            "outcome": outcome,
-            "runs": runs,
+            "outcome": found.outcome,
+            "runs": found.runs,
             "fills": fills,
         }
         n_sets = len(access.set_step)
@@ -315,22 +339,19 @@ class Replayer:
     def _result(
         self,
         cell: Cell,
-        access: Access,
-        outcome: npt.NDArray[np.uint8],
-        runs: npt.NDArray[np.int64],
-        uncached: npt.NDArray[np.bool_],
-        peak_bytes: int | None,
+        outcomes: Outcomes,
         started: float,
     ) -> Result:
         meta, layout, policy = self.trace.meta, self.layout, cell.policy
+        access = outcomes.access
         found = account(
             self.trace,
             access,
-            outcome,
-            runs,
+            outcomes.outcome,
+            outcomes.runs,
             self.layer_bytes,
             on_decline=self.on_decline,
-            uncached_layers=uncached,
+            uncached_layers=outcomes.uncached,
         )
         total = found.total
         decode = found.by_phase["decode"]
@@ -394,7 +415,7 @@ class Replayer:
             cycle={"min": low, "median": median, "max": high},
             cliff_slots=cliff,
             cliff_share=cliff / largest_slots,
-            peak_bytes=peak_bytes,
+            peak_bytes=outcomes.peak_bytes,
             by_class=found.by_class,
             by_phase=found.by_phase,
             by_layer=found.by_layer,
