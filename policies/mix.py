@@ -51,7 +51,9 @@ def on_set(state, cache, group, layer, experts):
         for j in range(experts.shape[0]):
             state.count[i, base + experts[j]] += 1.0 - decay
     for key in range(base, base + group.experts):
-        total = state.count[0, key] + state.count[1, key] + state.count[2, key] + state.count[3, key]
+        total = (
+            state.count[0, key] + state.count[1, key] + state.count[2, key] + state.count[3, key]
+        )
         state.mean[key] = total * 0.25 + FLOOR
 
 

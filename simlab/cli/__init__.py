@@ -23,10 +23,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "inspect": ("inspect", "Show what is in a trace: shape, reuse, popular experts, cycle"),
     "import": ("import_", "Turn another tool's router picks into a trace"),
     "trace": ("trace", "Recover, slice or merge traces"),
-    "synth": ("synth", "Make a synthetic trace"),
-    "replay": ("replay", "Replay a trace under policies, sizes and concurrency"),
+    "synth": ("synth", "Make a synthetic trace: random picks, not those of a real model"),
+    "replay": ("replay", "Replay TRACE through a cache and print hits, misses and bytes moved"),
     "report": ("report", "Draw results as one self-contained HTML page"),
-    "policies": ("policies", "List policies, start a new one, check one"),
+    "policies": ("policies", "List the policies that come with simlab, or show one"),
 }
 
 

@@ -12,9 +12,10 @@ import click
 @click.option("--out", required=True, metavar="FILE.html", help="The page to write.")
 @click.option("--title", metavar="TEXT", help="Heading of the page; default: names the traces.")
 def command(results: tuple[str, ...], out: str, title: str | None) -> None:
-    """Draw result files (.json or .parquet) as one HTML page that works with the network off.
+    """Draw results as one self-contained HTML page.
 
-    The page gives a verdict computed from the rows, hit rate against MiB moved per token, both
+    RESULT are files that simlab replay --out wrote (.json or .parquet). The page works with the
+    network off: a verdict computed from the rows, hit rate against MiB moved per token, both
     against slots with the cliff marked, the table of all cells, and where the figures come from.
     """
     from simlab.errors import UsageError

@@ -43,13 +43,12 @@ def print_results(results: Sequence[Result], *, sample: bool = False) -> None:
     if first.synthetic:
         what = "the sample that ships with simlab is synthetic" if sample else "synthetic trace"
         lines.append(f"SYNTHETIC: {what}; no figure here speaks for a real model")
-    declined = (
-        f", on decline: {first.on_decline}" if any(r.needs_engine_change for r in results) else ""
-    )
     lines.append(
         f"SIMULATED under the {first.semantics} semantics, schedule: {first.schedule}"
-        f", prefill: {first.prefill}{declined}"
+        f", prefill: {first.prefill}, on decline: {first.on_decline}"
     )
+    if first.semantics == "llama.cpp":
+        lines.append("hit rate: over the cached path (steps of 1 to 32 tokens that fit the pool)")
     if first.counters.bytes_moved is None:
         lines.append("Bytes unknown: the trace does not know its expert bytes (--expert-bytes)")
     click.echo("\n".join(lines) + "\n")

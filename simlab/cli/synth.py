@@ -56,7 +56,7 @@ def command() -> None:
     metavar="SPEC",
     help="Bytes of one expert: N, or 0-23:N,24-47:M by layer, N = A+B+C by tensor.",
 )
-@click.option("--out", required=True, metavar="FILE", help="The trace to write.")
+@click.option("--out", "-o", required=True, metavar="FILE", help="The trace to write.")
 def ar(preset: str, expert_bytes: str | None, out: str, **options: float | None) -> None:
     """Router logits as an autoregressive process with topics, in any shape.
 
@@ -66,20 +66,16 @@ def ar(preset: str, expert_bytes: str | None, out: str, **options: float | None)
     """
     from dataclasses import replace
 
-    from rich.console import Console
-    from rich.progress import Progress
-
+    from simlab.cli.progress import bar
     from simlab.trace.synth import find_preset, write_ar
     from simlab.trace.synth_ar import plan
 
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     params = replace(find_preset(preset).params, **given)
     lengths = plan(params)
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("tokens", total=int(lengths.prompt.sum() + lengths.decode.sum()))
-        meta = write_ar(out, params, preset, expert_bytes, lambda n: bar.advance(task, n))
-    click.echo(f"{out}: {meta.kind} trace, content hash {meta.content_hash}")
+    with bar("tokens", int(lengths.prompt.sum() + lengths.decode.sum())) as advance:
+        meta = write_ar(out, params, preset, expert_bytes, advance)
+    click.echo(f"{out}: {meta.kind} trace, content {meta.content_hash[:16]}")
 
 
 @command.command()
@@ -96,7 +92,7 @@ def ar(preset: str, expert_bytes: str | None, out: str, **options: float | None)
     "--tokens", type=int, default=4000, show_default=True, metavar="N", help="Tokens of a trace."
 )
 @click.option("--seed", type=int, default=7, show_default=True, metavar="N", help="Generator seed.")
-@click.option("--out", required=True, metavar="FILE", help="The trace to write.")
+@click.option("--out", "-o", required=True, metavar="FILE", help="The trace to write.")
 def toy(stickiness: float, after: str | None, tokens: int, seed: int, out: str) -> None:
     """The seed article's toy router, exact: one layer, 512 experts, ten picks a token.
 
@@ -113,4 +109,4 @@ def toy(stickiness: float, after: str | None, tokens: int, seed: int, out: str) 
         except ValueError:
             raise UsageError(f"--after {after!r}: write numbers like 0,0.4, or 'none'") from None
     meta = write_trace(toy_trace(stickiness, tokens=tokens, seed=seed, after=before), out)
-    click.echo(f"{out}: {meta.kind} trace, content hash {meta.content_hash}")
+    click.echo(f"{out}: {meta.kind} trace, content {meta.content_hash[:16]}")

@@ -29,7 +29,8 @@ def command() -> None:
 def recover(stream: Path, out: Path | None) -> None:
     """Save what an interrupted capture wrote.
 
-    STREAM is the .part.arrows file beside the trace it was to become. The trace is marked as partial. STREAM is left as it is.
+    STREAM is the .part.arrows file beside the trace it was to become. The trace is
+    marked as partial. STREAM is left as it is.
     """
     from simlab.trace.write import STREAM_SUFFIX, recover_trace
 
@@ -80,7 +81,8 @@ def slice_(
 def merge(traces: tuple[Path, ...], out: Path) -> None:
     """Put traces of one model together.
 
-    They follow one another; requests are numbered anew."""
+    They follow one another; requests are numbered anew.
+    """
     from simlab.trace.edit import merge_traces
     from simlab.trace.read import read_trace
 

@@ -12,6 +12,7 @@ import functools
 import hashlib
 import importlib.util
 import os
+import re
 import sys
 import tempfile
 import types
@@ -116,25 +117,29 @@ def _name(policy: Policy) -> str:
 def _load_or_compile(
     policy: Policy, name: str, entry: str, known: CompiledPolicy | None
 ) -> CompiledPolicy:
-    # without a usable cache folder the module lives in a temporary one and is compiled anew
-    folder = cache_folder("kernels") or Path(tempfile.mkdtemp(prefix="simlab-kernels-"))
-    path = folder / f"{name}.py"
-    ready = folder / f"{name}.{entry}.ready"
-    with nullcontext() if ready.exists() else _lock(folder / f"{name}.lock"):
-        if known is None:
-            try:
-                if not path.exists():
-                    _write_atomically(path, _source_of(policy))
-                module = _import(path, name)
-            except OSError:
-                # a full disk: compile from memory, keep nothing
-                module = _import_uncached(_source_of(policy), name)
-            known = CompiledPolicy(policy, module.plan_set, module.replay, module.replay_batches)
-        _first_call(known, batches=entry == "replay_batches")
-        if not numba.config.DISABLE_JIT:
-            with suppress(OSError):
+    folder = cache_folder("kernels")
+    if folder is not None:
+        ready = folder / f"{name}.{entry}.ready"
+        try:
+            with nullcontext() if ready.exists() else _lock(folder / f"{name}.lock"):
+                kernel_ = known or _bound(policy, _import(folder / f"{name}.py", policy))
+                _prepare(kernel_, entry)
                 ready.touch()
-    return known
+            return kernel_
+        except PolicyError:
+            raise
+        except Exception:
+            # damaged files or a full disk: leave nothing behind and do without
+            for file in [*folder.glob(f"{name}.*"), *folder.glob(f"__pycache__/{name}.*")]:
+                with suppress(OSError):
+                    file.unlink()
+    kernel_ = _bound(policy, _import_uncached(_source_of(policy), name))
+    _prepare(kernel_, entry)
+    return kernel_
+
+
+def _bound(policy: Policy, module: types.ModuleType) -> CompiledPolicy:
+    return CompiledPolicy(policy, module.plan_set, module.replay, module.replay_batches)
 
 
 def _lock(path: Path) -> AbstractContextManager[Any]:
@@ -154,11 +159,14 @@ def _write_atomically(path: Path, text: str) -> None:
         raise
 
 
-def _import(path: Path, name: str) -> types.ModuleType:
-    spec = importlib.util.spec_from_file_location(name, path)
+def _import(path: Path, policy: Policy) -> types.ModuleType:
+    source = _source_of(policy)
+    if not path.exists() or path.read_text(encoding="utf-8") != source:
+        _write_atomically(path, source)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
+    sys.modules[path.stem] = module
     spec.loader.exec_module(module)
     return module
 
@@ -170,53 +178,43 @@ def _import_uncached(source: str, name: str) -> types.ModuleType:
     return module
 
 
-def _first_call(compiled: CompiledPolicy, *, batches: bool) -> None:
-    """Compile a loop, or load it from disk, by replaying one access set of two members."""
+def _prepare(compiled: CompiledPolicy, entry: str) -> None:
+    """Compile a loop for the one signature it is called with, or load it from disk."""
+    if numba.config.DISABLE_JIT:
+        return
     policy = compiled.policy
     group = Group(layers=1, experts=2, keys=2, slots=2, k=2, lookups=2, seed=0)
     cache = new_cache(group, 2, next_use=policy.reads_future)
-    access = {
-        "set_step": np.zeros(1, np.int32),
-        "set_layer": np.zeros(1, np.int16),
-        "offsets": np.array([0, 2]),
-        "experts": np.array([0, 1], np.uint16),
-        "next_use": np.array([2, 3][: 2 * policy.reads_future], np.int32),
-        "step_tokens": np.ones(1, np.int32),
-    }
-    results = {
-        "protect": True,
-        "outcome": np.zeros(2, np.uint8),
-        "runs": np.zeros(1, np.int64),
-        "fills": np.zeros((2, 3), np.int32),
-    }
     state = policy.new_state(group, {})
+    int16, int32, int64 = (np.zeros(1, kind) for kind in (np.int16, np.int32, np.int64))
+    uint8, uint16 = np.zeros(1, np.uint8), np.zeros(1, np.uint16)
+    # the arguments of kernel.py, in order
+    sets = (state, cache, group, 0, 1, int32, int16, int64, uint16, int32, int32)
+    results = (uint8, int64, np.zeros((1, 3), np.int32))
+    if entry == "replay":
+        arguments = (*sets, int32, kernel.WHOLE_SET, 32, True, *results)
+    else:
+        arguments = (*sets, int64, int64, True, *results)
     try:
-        if batches:
-            pool = {"layer_bytes": np.ones(1, np.int64), "pool": np.array([9, 0, 0])}
-            compiled.replay_batches(state, cache, group, 0, 1, **access, **pool, **results)
-        else:
-            engine = {"index_in_group": np.zeros(1, np.int32), "unit": 0, "gate_tokens": 32}
-            compiled.replay(state, cache, group, 0, 1, **access, **engine, **results)
+        getattr(compiled, entry).compile(tuple(numba.typeof(a) for a in arguments))
     except NumbaError as exc:
         raise PolicyError(_explain(policy, exc)) from None
 
 
 def _explain(policy: Policy, exc: Exception) -> str:
-    """numba's many lines as one: the function of the policy, its line, and the gist."""
-    lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
-    where = ""
-    for line in lines:
-        if line.startswith("File") and policy.path.name in line:
-            where = ", line " + line.rstrip(":").split("line ")[-1]
-    if any("NRT required" in line for line in lines):
-        gist = "a compiled function allocates memory; allocate in init() and change arrays in place"
+    """numba's many lines as one: the policy's file and line, and the gist."""
+    text = str(exc)
+    places = re.findall(r"(?:at|File) \"?(\S+?\.py)\"?(?: \(|, line )(\d+)", text)
+    own = [line for file, line in places if Path(file).name == policy.path.name]
+    if "NRT required" in text or "Only accept returning of array" in text:
+        gist = "it allocates memory; allocate in init() and change arrays in place"
+    elif not own:
+        gist = "a wrong type is returned: victim() gives the integer key, admit() True or False"
     else:
-        skip = ("Failed in", "During:", "File", "[1]", "[2]", "This error", "<source")
-        gist = next((line for line in lines if not line.startswith(skip)), type(exc).__name__)
-        for line in lines:
-            if line.startswith(
-                ("Unknown attribute", "Cannot unify", "No implementation", "Untyped")
-            ):
-                gist = line
-                break
-    return f"policy {policy.name} ({policy.path}{where}) cannot be compiled: {gist}"
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        gist = next((line for line in lines if not line.startswith("Failed in")), "unknown")
+        called = re.search(r">>> (.+)", text)
+        if gist.startswith("No implementation") and called:
+            gist = f"numba cannot compile {called.group(1)}"
+    where = f"{policy.path}, line {own[0]}" if own else str(policy.path)
+    return f"policy {policy.name} cannot be compiled ({where}): {gist}"

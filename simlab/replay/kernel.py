@@ -45,7 +45,14 @@ PER_PICK = 1
 
 @kernel_jit
 def _serve_miss(
-    state: Any, cache: Any, group: Any, base: int, expert: int, fills: Any, n_fill: int, protect: bool
+    state: Any,
+    cache: Any,
+    group: Any,
+    base: int,
+    expert: int,
+    fills: Any,
+    n_fill: int,
+    protect: bool,
 ) -> int:
     """Give a missing key a slot if the policy wants it to have one.
 
@@ -336,8 +343,7 @@ def replay(
             for i in range(begin, end):
                 if next_use.shape[0] > 0:
                     cache.next_use[base + experts[i]] = next_use[i]
-                code = _plan_pick(
-                    state, cache, group, layer, experts[i : i + 1], fills, protect)
+                code = _plan_pick(state, cache, group, layer, experts[i : i + 1], fills, protect)
                 if code < 0:
                     fills[0, 1] = code
                     return s
@@ -348,7 +354,8 @@ def replay(
                 for i in range(begin, end):
                     cache.next_use[base + experts[i]] = next_use[i]
             n_fill = _plan_set(
-                state, cache, group, layer, experts[begin:end], outcome[begin:end], fills, protect)
+                state, cache, group, layer, experts[begin:end], outcome[begin:end], fills, protect
+            )
             if n_fill < 0:
                 fills[0, 1] = n_fill
                 return s

@@ -256,31 +256,37 @@ class Replayer:
         n_sets = len(access.set_step)
         for first in range(0, n_sets, CHUNK):
             last = min(first + CHUNK, n_sets)
-            if self.semantics == "bmoe":
-                stopped = compiled.replay_batches(
-                    state,
-                    cache,
-                    group,
-                    first,
-                    last,
-                    **sets,
-                    layer_bytes=sizes,
-                    pool=pool,
-                    **results,
-                )
-            else:
-                stopped = compiled.replay(
-                    state,
-                    cache,
-                    group,
-                    first,
-                    last,
-                    **sets,
-                    index_in_group=index_in_group,
-                    unit=kernel.PER_PICK if self.order == EVERY_PICK else kernel.WHOLE_SET,
-                    gate_tokens=self.gate,
-                    **results,
-                )
+            try:
+                if self.semantics == "bmoe":
+                    stopped = compiled.replay_batches(
+                        state,
+                        cache,
+                        group,
+                        first,
+                        last,
+                        **sets,
+                        layer_bytes=sizes,
+                        pool=pool,
+                        **results,
+                    )
+                else:
+                    stopped = compiled.replay(
+                        state,
+                        cache,
+                        group,
+                        first,
+                        last,
+                        **sets,
+                        index_in_group=index_in_group,
+                        unit=kernel.PER_PICK if self.order == EVERY_PICK else kernel.WHOLE_SET,
+                        gate_tokens=self.gate,
+                        **results,
+                    )
+            except (ArithmeticError, ValueError, LookupError, AssertionError) as exc:
+                raise PolicyError(
+                    f"policy {cell.policy.name} ({cell.policy.path}) failed:"
+                    f" {type(exc).__name__}: {exc}"
+                ) from None
             if stopped >= 0:
                 raise PolicyError(self._broke(cell.policy, access, stopped, members, fills))
             if progress is not None:
