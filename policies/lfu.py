@@ -39,7 +39,7 @@ def init(geometry, slots, params):
 
 
 def join(state, group, key, before, count):
-    """Put a key into the bucket of `count`, which stands right after bucket `before` if it exists."""
+    """Put a key into the bucket of `count`, which stands right after bucket `before` if any."""
     first = group.keys + 1
     bucket = state.order.next[before]
     if bucket == first or state.count[bucket] != count:

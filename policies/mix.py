@@ -1,9 +1,10 @@
 """A mix of decayed counts at four half-lives, counted per visit of a key's own layer.
 
 At each visit of a layer all its keys decay and the picked ones gain 1 - 2^(-1/h), for h = 1, 4, 16
-and 64 visits; value = ln(mean of the four + 1e-9) - 0.5 d / L, where d is the number of visits until
-the key's layer comes again (1..L). The lowest value leaves. The last term mends LRU's order inside
-the layer cycle: among equals, who is needed last goes first. No training, no knowledge of the future.
+and 64 visits; value = ln(mean of the four + 1e-9) - 0.5 d / L, where d is the number of visits
+until the key's layer comes again (1..L). The lowest value leaves. The last term mends LRU's order
+inside the layer cycle: among equals, who is needed last goes first. No training, no knowledge of
+the future.
 """
 
 import math

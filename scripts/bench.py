@@ -3,8 +3,8 @@
     make bench
 
 These figures are for comparing, not for asserting: machines are shared and noisy, ratios hold.
-Sections: the kernel against PyPI's libcachesim on the same accesses; starting `simlab replay` again;
-opening a large trace. Sizes: --picks (default 10 M accesses, 48 M picks for opening).
+Sections: the kernel against PyPI's libcachesim on the same accesses; starting `simlab replay`
+again; opening a large trace. Sizes: --picks (default 10 M accesses, 48 M picks for opening).
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ ROUNDS = 5
 
 def sticky_trace(layers: int, experts: int, k: int, picks: int, seed: int = 0) -> Trace:
     """A sticky, skewed trace: each layer keeps half of its previous picks and draws the rest from a
-    Zipf law over a permutation of its experts."""
+    Zipf law over a permutation of its experts.
+    """
     rng = np.random.default_rng(seed)
     tokens = picks // (layers * k)
     weights = -0.8 * np.log(np.arange(1, experts + 1))
@@ -77,11 +78,12 @@ def interleaved(contenders: dict[str, Callable[[], object]]) -> dict[str, float]
 
 
 def load() -> str:
+    """The machine's load average, printed beside every figure."""
     return "load average " + " ".join(f"{x:.1f}" for x in os.getloadavg())
 
 
 def bench_kernel(picks: int) -> None:
-    """LRU, generic kernel, a quarter of the keys; libcachesim reads the same accesses from a file."""
+    """LRU, generic kernel, a quarter of the keys; libcachesim reads the same from a file."""
     import libcachesim
 
     for layers, experts, k, wanted in ((48, 128, 8, 2.5), (48, 512, 10, 4.0)):
@@ -199,6 +201,7 @@ def bench_open(picks: int) -> None:
 
 
 def main() -> None:
+    """Run the sections asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("sections", nargs="*", default=["kernel", "start", "open"])
     parser.add_argument("--picks", type=int, default=10_000_000)

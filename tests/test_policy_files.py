@@ -130,7 +130,7 @@ def test_a_present_member_is_never_a_victim(tmp_path: Path) -> None:
 
 
 def test_the_nearest_name_is_offered() -> None:
-    with pytest.raises(UsageError, match="did you mean lru?"):
+    with pytest.raises(UsageError, match="did you mean lru"):
         load_policy("lru2")
     with pytest.raises(UsageError, match="no policy file"):
         load_policy("./not_there.py")
@@ -150,8 +150,8 @@ def test_parameters_are_checked() -> None:
 
 
 def test_every_built_in_declares_what_the_docs_print() -> None:
-    assert {"lru", "lfu", "lfu-decay", "arc", "fifo", "random", "opt", "opt-bypass", "stale", "mix"} \
-        <= set(policy_names())  # fmt: skip
+    core = "lru lfu lfu-decay arc fifo random opt opt-bypass stale mix"
+    assert set(core.split()) <= set(policy_names())
     for name in policy_names():
         policy = load_policy(name)
         assert policy.name == name

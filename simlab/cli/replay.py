@@ -72,7 +72,7 @@ def _numbers(text: str, kind: type, what: str) -> list[Any]:
 @click.option("--jobs", type=int, help="Cells replayed at a time.  [default: cores]")
 @click.option("--json", "as_json", is_flag=True, help="Print the result rows as a JSON list.")
 @click.option("--out", metavar="FILE", help="Write the result rows to a .json or .parquet file.")
-def command(  # noqa: PLR0913
+def command(
     trace: str | None,
     policies: str,
     params: tuple[str, ...],

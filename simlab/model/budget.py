@@ -1,9 +1,9 @@
 """How many slots a budget buys: llama.cpp's rule for --moe-cache-mib.
 
 The budget is shared among a device's groups in proportion to their host bytes (layers x experts x
-bytes of an expert, unpadded). A group gets the largest n <= its keys for which every tensor's bank of
-n + 1 experts (one spare slot), padded to 128 bytes, fits its share. n below n_expert_used: the group
-is not cached. Source: DESIGN.md, Slot budget; checked against article 002's startup log.
+bytes of an expert, unpadded). A group gets the largest n <= its keys for which every tensor's bank
+of n + 1 experts (one spare slot), padded to 128 bytes, fits its share. n below n_expert_used: the
+group is not cached. Source: DESIGN.md, Slot budget; checked against article 002's startup log.
 """
 
 from __future__ import annotations

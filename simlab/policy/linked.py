@@ -15,7 +15,7 @@ from simlab.policy.jit import kernel_jit
 
 
 class Lists(NamedTuple):
-    """``prev`` and ``next``: int32 [n_keys + n_lists]. A key outside every list points to itself."""
+    """``prev`` and ``next``: int32 [n_keys + n_lists]. A key in no list points to itself."""
 
     prev: npt.NDArray[np.int32]
     next: npt.NDArray[np.int32]

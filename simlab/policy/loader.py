@@ -1,7 +1,7 @@
 """From a policy file to a checked Policy: import it, check what it declares, bind its functions.
 
-A policy file is executed under a private module name made of its name and hash, so that two versions
-of one file never meet and no top-level folder becomes an import name.
+A policy file is executed under a private module name made of its name and hash, so that two
+versions of one file never meet and no top-level folder becomes an import name.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Policy:
 
     @property
     def protects_present(self) -> bool:
-        """Whether a victim of the present set stops the run; only the bypassing bound may do that."""
+        """A victim of the present set stops the run; only the bypassing bound may name one."""
         return not (self.bound and self.declines)
 
     def new_state(self, group: Group, params: Mapping[str, float]) -> Any:
@@ -82,7 +82,8 @@ class Policy:
         except Exception as exc:
             line = _line_in(exc, self.path)
             raise PolicyError(
-                f"policy {self.name} ({self.path}{line}): init() failed: {type(exc).__name__}: {exc}"
+                f"policy {self.name} ({self.path}{line}): init() failed:"
+                f" {type(exc).__name__}: {exc}"
             ) from None
 
     def values(self, given: Mapping[str, float] | None = None) -> dict[str, float]:
@@ -197,9 +198,9 @@ def _checked(
             raise PolicyError(f"{path} lacks {constant} = <{kind.__name__}>")
     for function in REQUIRED:
         if not callable(declared.get(function)):
-            arguments = ("geometry", "slots", "params")
+            arguments = ["geometry", "slots", "params"]
             if function in HOOKS:
-                arguments = ("state", "cache", "group", *HOOKS[function])
+                arguments = ["state", "cache", "group", *HOOKS[function]]
             raise PolicyError(f"{path} lacks the function {function}({', '.join(arguments)})")
     hooks = {hook: declared[hook] for hook in HOOKS if callable(declared.get(hook))}
     for hook, function in {"init": declared["init"], **hooks}.items():

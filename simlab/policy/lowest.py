@@ -17,7 +17,8 @@ from simlab.policy.jit import kernel_jit
 
 class Lowest(NamedTuple):
     """``key``: int32 [layers], lowest eligible key of a layer or -1. ``stale``: bool [layers], it
-    must be looked for again. ``current``: int64 [1], the layer whose access set is being served."""
+    must be looked for again. ``current``: int64 [1], the layer whose access set is being served.
+    """
 
     key: npt.NDArray[np.int32]
     stale: npt.NDArray[np.bool_]

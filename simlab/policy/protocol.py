@@ -28,10 +28,10 @@ NamedTuple of arrays and numbers; all others are compiled and change the arrays 
     on_insert(state, cache, group, key)            # that key has been given a slot
 
 Order within an access set: on_set; on_hit for every resident member; then for each missing member
-in ascending expert id: on_miss, victim (when full), admit, on_evict, on_insert. A ``victim`` next to
-an ``admit`` must not change state: the answer may be declined.
-Under the ``bmoe`` semantics insertion comes first: on_hit or on_miss + on_insert for every member in
-the order of their last picks, then victim (with key = -1) and on_evict until the pool fits.
+in ascending expert id: on_miss, victim (when full), admit, on_evict, on_insert. A ``victim`` next
+to an ``admit`` must not change state: the answer may be declined.
+Under the ``bmoe`` semantics insertion comes first: on_hit or on_miss + on_insert for every member
+in the order of their last picks, then victim (with key = -1) and on_evict until the pool fits.
 """
 
 from __future__ import annotations
@@ -86,11 +86,11 @@ class Group(NamedTuple):
 class Cache(NamedTuple):
     """What is resident, kept by the kernel; policies read it and never write it.
 
-    ``slot_of``: int32 [keys], slot of a key or -1. ``key_of``: int32 [capacity], key in a slot or -1.
-    ``stamp``: int64 [keys] and ``now``: int64 [1]; a key belongs to the present access set when its
-    stamp equals now. ``free``: int32 [capacity], stack of empty slots, ``n_free``: int64 [1] its
-    height. ``next_use``: int64 [keys], position of the key's next lookup, or lookups + key if it is
-    never used again (only for policies that need "next_use"; else length 0).
+    ``slot_of``: int32 [keys], slot of a key or -1. ``key_of``: int32 [capacity], key in a slot or
+    -1. ``stamp``: int64 [keys] and ``now``: int64 [1]; a key belongs to the present access set when
+    its stamp equals now. ``free``: int32 [capacity], stack of empty slots, ``n_free``: int64 [1]
+    its height. ``next_use``: int64 [keys], position of the key's next lookup, or lookups + key if
+    it is never used again (only for policies that need "next_use"; else length 0).
     """
 
     slot_of: npt.NDArray[np.int32]

@@ -16,8 +16,10 @@ from simlab.policy.jit import kernel_jit
 
 
 class Timeline(NamedTuple):
-    """``words0..3``: uint32, the levels; ``owner``: int32 [horizon + keys], key whose next use is at
-    that position; ``at``: int64 [keys], position of a resident key; ``end``: the number of positions."""
+    """``words0..3``: uint32, the levels; ``owner``: int32 [horizon + keys], key whose next use is
+    at that position; ``at``: int64 [keys], position of a resident key; ``end``: the number of
+    positions.
+    """
 
     words0: npt.NDArray[np.uint32]
     words1: npt.NDArray[np.uint32]
@@ -98,13 +100,13 @@ def _top_bit(word: int) -> int:
 
 
 @kernel_jit
-def _below(words: Any, i: int) -> int:
+def _below(words: Any, i: int) -> Any:
     """The word at bit i's place, with only the bits below i."""
     return np.int64(words[i >> 5]) & ((1 << (i & 31)) - 1)
 
 
 @kernel_jit
-def latest_below(timeline: Any, position: int) -> int:
+def latest_below(timeline: Any, position: int) -> Any:
     """The highest occupied position below ``position``, or -1."""
     i = position
     word = _below(timeline.words0, i)

@@ -102,8 +102,9 @@ def _token_by_token(schedule: Schedule) -> Schedule:
 
 
 def cycle_of(trace: Trace, concurrency: int = 1) -> tuple[int, int, int]:
-    """Cycle T of decode steps: min, median and max of the distinct keys touched by one step, over all
-    layers; without decode tokens every token counts as one."""
+    """Cycle T of decode steps: min, median and max of the distinct keys touched by one step, over
+    all layers; without decode tokens every token counts as one.
+    """
     tokens = tokens_of(trace)
     has_decode = bool((tokens.phase == 1).any())
     if not has_decode:

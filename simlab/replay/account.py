@@ -205,7 +205,8 @@ def _walk(
     n_windows: int,
 ) -> Any:
     """Returns table int64 [phase, class, layer, column], by_request int64 [requests, 2] and windows
-    int64 [windows, layer, column]."""
+    int64 [windows, layer, column].
+    """
     table = np.zeros((2, 3, n_layers, _COLUMNS), np.int64)
     windows = np.zeros((n_windows, n_layers, _COLUMNS), np.int64)
     by_request = np.zeros((n_requests, 2), np.int64)

@@ -1,9 +1,9 @@
 """One compiled module per policy, kept in a cache folder under the hash of all it is made of.
 
-The module is the kernel's text with its hooks bound to the policy's functions; it imports the policy
-and never contains its text. numba's own disk cache does the rest, made safe: the file's name is a hash
-over the policy, its own imports, the kernel and the versions of Python, numba and numpy, so stale
-machine code cannot be met, and a lock lets one process compile while others wait.
+The module is the kernel's text with its hooks bound to the policy's functions; it imports the
+policy and never contains its text. numba's own disk cache does the rest, made safe: the file's name
+is a hash over the policy, its own imports, the kernel and the versions of Python, numba and numpy,
+so stale machine code cannot be met, and a lock lets one process compile while others wait.
 """
 
 from __future__ import annotations
@@ -191,6 +191,7 @@ def _prepare(compiled: CompiledPolicy, entry: str) -> None:
     # the arguments of kernel.py, in order
     sets = (state, cache, group, 0, 1, int32, int16, int64, uint16, int32, int32)
     results = (uint8, int64, np.zeros((1, 3), np.int32))
+    arguments: tuple[Any, ...]
     if entry == "replay":
         arguments = (*sets, int32, kernel.WHOLE_SET, 32, True, *results)
     else:

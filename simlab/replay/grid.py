@@ -105,8 +105,9 @@ def replay_grid(
 
 
 def _compile_side_by_side(policies: Sequence[Policy], batches: bool, jobs: int) -> None:
-    """numba compiles one function at a time per process: new policies go to several processes, which
-    leave their machine code in the cache folder."""
+    """numba compiles one function at a time per process: new policies go to several processes,
+    which leave their machine code in the cache folder.
+    """
     new = [policy for policy in policies if not is_compiled(policy, batches=batches)]
     if jobs > 1 and len(new) > 1:
         spawn = multiprocessing.get_context("spawn")

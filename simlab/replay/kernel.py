@@ -7,7 +7,6 @@ closures and of Python objects: arrays, numbers and NamedTuples of both are all 
 Source of the order of events: ``moe_cache_lru::plan`` in llama.cpp's src/llama-moe-cache.cpp.
 """
 
-# ruff: noqa: I001
 from __future__ import annotations
 
 from typing import Any
@@ -53,7 +52,7 @@ def _serve_miss(
     fills: Any,
     n_fill: int,
     protect: bool,
-) -> int:
+) -> Any:
     """Give a missing key a slot if the policy wants it to have one.
 
     Returns:
@@ -92,7 +91,7 @@ def _serve_miss(
 @kernel_jit
 def _plan_pick(
     state: Any, cache: Any, group: Any, layer: int, experts: Any, fills: Any, protect: bool
-) -> int:
+) -> Any:
     """Serve an access set of one member; returns its outcome, or an error as _serve_miss does."""
     base = layer * group.experts
     key = base + experts[0]
@@ -115,7 +114,7 @@ def _plan_set(
     outcome: Any,
     fills: Any,
     protect: bool,
-) -> int:
+) -> Any:
     """Serve one access set of one layer from the pool; engines with a fixed number of slots.
 
     Args:
@@ -125,7 +124,8 @@ def _plan_set(
         layer: index of the layer in its group.
         experts: integer [n], distinct experts in first-seen order.
         outcome: uint8 [>= n], written: UPLOADED, HIT or DECLINED per member.
-        fills: int32 [>= n, 3], written: (expert, slot, victim key or -1) per upload, ascending expert.
+        fills: int32 [>= n, 3], written: (expert, slot, victim key or -1) per upload, in ascending
+            expert id.
         protect: refuse a victim of the present set (False only for the bypassing bound).
 
     Returns:
@@ -177,7 +177,7 @@ def plan_set(
     outcome: Any,
     fills: Any,
     protect: bool,
-) -> int:
+) -> Any:
     """Serve one access set, called from Python layer by layer; arguments as in _plan_set."""
     return _plan_set(state, cache, group, layer, experts, outcome, fills, protect)
 
@@ -194,7 +194,7 @@ def _plan_batch(
     protect: bool,
     layer_bytes: Any,
     pool: Any,
-) -> int:
+) -> Any:
     """Serve one batch under the ``bmoe`` semantics: insert every miss, then evict to the budget.
 
     Args:
@@ -384,7 +384,7 @@ def replay_batches(
     runs: Any,
     fills: Any,
 ) -> int:
-    """Replay access sets ``first`` up to ``last`` under the ``bmoe`` semantics: all layers, no gate.
+    """Replay access sets ``first`` up to ``last`` under the ``bmoe`` semantics: no gate.
 
     Arguments as in ``replay`` and ``_plan_batch``; access sets in the order of last picks.
     """

@@ -1,7 +1,7 @@
 """Replay a trace: the wrapper that validates, lays out the pools, runs the kernel and adds up.
 
-`Replayer` holds what all cells of a trace share (schedules, access sets); `replay_cell` is the short
-form for one cell. Many cells: grid.py.
+`Replayer` holds what all cells of a trace share (schedules, access sets); `replay_cell` is the
+short form for one cell. Many cells: grid.py.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ SEMANTICS: dict[str, tuple[int, str, int]] = {
 }
 ON_DECLINE = ("stream", "cpu")
 MIB = 2**20
-#: Access sets per kernel call: often enough for a progress bar and Ctrl-C, rare enough to cost nothing.
+#: Access sets per kernel call: often enough for a progress bar and Ctrl-C, rare enough to cost
+#: nothing.
 CHUNK = 500_000
 
 

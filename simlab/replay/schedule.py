@@ -5,8 +5,8 @@ waiting requests; each such prompt is prefilled at once, in steps of up to ``uba
 other lanes wait; a request without decode tokens frees its lane at once. Then every busy lane gives
 its next decode token in one step, in lane order. ``recorded``: the steps that the trace recorded.
 
-Source: DESIGN.md, Schedule; llama.cpp's server fills idle slots, prefills, then decodes all slots in
-one batch.
+Source: DESIGN.md, Schedule; llama.cpp's server fills idle slots, prefills, then decodes all slots
+in one batch.
 """
 
 from __future__ import annotations

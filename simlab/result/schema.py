@@ -3,7 +3,8 @@
 Replay writes these rows, and sweep, live and report speak them; nothing else is exchanged between
 those parts. Counters hold whole numbers; rates derive from them and are stored for convenience.
 
-Conservation, asserted when a row is made: ``lookups = hits + demand_uploads + streamed + cpu_served``.
+Conservation, asserted when a row is made:
+``lookups = hits + demand_uploads + streamed + cpu_served``.
 """
 
 from __future__ import annotations
@@ -74,11 +75,12 @@ class Result:
         uploads_per_token: demand uploads likewise.
         by_class: CLASSES -> Counters. by_phase: "prefill", "decode" -> Counters.
         by_layer: list of {"layer": n, **Counters}. by_request: list of {"request", "picks",
-            "pick_hits"}. windows: list of {"first_step", "last_step", **Counters}, equal spans of steps.
+            "pick_hits"}. windows: list of {"first_step", "last_step", **Counters}, equal spans of
+            steps.
         cycle: {"min", "median", "max"} of the cycle T over decode steps, in the group with the most
             layers: slots are per group, so it compares with each entry of ``slots``.
-        cliff_slots: (layers - 1) x k of that group at C = 1, its median T otherwise: LRU is near zero
-            below. cliff_share: the same as a share of that group's keys.
+        cliff_slots: (layers - 1) x k of that group at C = 1, its median T otherwise: LRU is near
+            zero below. cliff_share: the same as a share of that group's keys.
         busy_lanes: mean number of streams that decoded together.
         peak_bytes: ``bmoe`` only, the most bytes resident at once.
         bound: the policy is a bound (opt, opt-bypass), not something an engine runs.
