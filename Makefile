@@ -1,0 +1,38 @@
+# make demo and make test are all a newcomer needs; both make .venv and install into it by themselves.
+PYTHON ?= python3
+export PYTHON
+# what another project put there must not be found instead of what constraints.txt names
+unexport PYTHONPATH PYTHONHOME
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help demo test test-slow check bench clean
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
+
+demo:  ## from the sample trace to a report of hit rate against bytes moved
+	@sh scripts/venv.sh base
+	@sh scripts/demo.sh
+
+test:  ## all tests that take seconds
+	@sh scripts/venv.sh dev
+	@.venv/bin/python -m pytest -m "not slow"
+
+test-slow:  ## the tests that take minutes
+	@sh scripts/venv.sh dev
+	@.venv/bin/python -m pytest -m slow
+
+check:  ## format, lint and types
+	@sh scripts/venv.sh dev
+	@.venv/bin/python -m ruff format --check .
+	@.venv/bin/python -m ruff check .
+	@.venv/bin/python -m mypy
+
+bench:  ## speed of the kernels and of starting, beside libcachesim
+	@sh scripts/venv.sh dev
+	@.venv/bin/python scripts/bench.py
+
+clean:  ## remove the environment, caches and what demo and bench wrote
+	@rm -rf .venv out dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
