@@ -1,7 +1,8 @@
 """The two kinds of failure a user can cause or meet; the command line turns each into one line.
 
 `UsageError` (exit code 2): what was asked cannot be done (unknown policy, slots below zero).
-`SimlabError` (exit code 1): what was asked failed on the way (damaged file, full disk, a policy's error).
+`SimlabError` (exit code 1): what was asked failed on the way (damaged file, full disk, a policy's
+error).
 """
 
 

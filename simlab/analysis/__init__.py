@@ -1,0 +1,1 @@
+"""What traces and results tell: summaries, and later explanations and advice."""
