@@ -1,0 +1,331 @@
+"""The oracle: a slow, obvious twin of the schedule, the semantics and the counters.
+
+Written from the specification, not from the kernels: dicts, lists and sets, one lookup at a time. A
+trace is a list of rows (request, token, phase, layer, experts in router order), phase 0 prefill,
+1 decode; a shape names the groups of layers and what an expert weighs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from naive_policies import POLICIES
+from naive_pools import BypassPool, BytePool, Served, SlotPool
+
+Row = tuple[int, int, int, int, list[int]]
+Token = tuple[int, int]  # (request, token)
+
+GATE_TOKENS = 32
+
+
+class Step(NamedTuple):
+    """Tokens computed together, in lane order."""
+
+    tokens: list[Token]
+    prefill: bool
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Groups of layers, experts per layer, picks per token; bytes of one expert per layer."""
+
+    groups: list[list[int]]
+    n_expert: int
+    k: int
+    expert_bytes: Mapping[int, int] | None = None
+
+    @property
+    def layers(self) -> list[int]:
+        return sorted(layer for group in self.groups for layer in group)
+
+
+# ---- schedule -----------------------------------------------------------------------------------
+
+
+def schedule(
+    rows: Sequence[Row], concurrency: int, prefill: str = "engine", ubatch: int = 512
+) -> list[Step]:
+    """The steps that an engine with ``concurrency`` lanes makes of the trace's requests."""
+    prompt: dict[int, list[int]] = {}
+    decode: dict[int, list[int]] = {}
+    for request, token, phase, _, _ in rows:
+        for wanted, of_request in ((0, prompt), (1, decode)):
+            seen = of_request.setdefault(request, [])
+            if phase == wanted and token not in seen[-1:]:
+                seen.append(token)
+    waiting = list(prompt)
+    lanes: list[tuple[int, list[int]] | None] = [None] * concurrency
+    steps: list[Step] = []
+    while True:
+        for i in range(concurrency):
+            while lanes[i] is None and waiting:
+                request = waiting.pop(0)
+                if prefill == "engine":
+                    tokens = prompt[request]
+                    for first in range(0, len(tokens), ubatch):
+                        part = tokens[first : first + ubatch]
+                        steps.append(Step([(request, t) for t in part], True))
+                if decode[request]:
+                    lanes[i] = (request, list(decode[request]))
+        busy = [lane for lane in lanes if lane is not None]
+        if not busy:
+            return steps
+        steps.append(Step([(request, left.pop(0)) for request, left in busy], False))
+        lanes = [lane if lane and lane[1] else None for lane in lanes]
+
+
+def recorded(
+    rows: Sequence[Row], step_of_row: Sequence[int], prefill: str = "engine"
+) -> list[Step]:
+    """The steps that the trace itself recorded; one with any decode token is a decode step."""
+    tokens: dict[int, set[Token]] = defaultdict(set)
+    decode: set[int] = set()
+    for (request, token, phase, _, _), step in zip(rows, step_of_row, strict=True):
+        if phase == 1 or prefill == "engine":
+            tokens[step].add((request, token))
+        if phase == 1:
+            decode.add(step)
+    return [Step(sorted(tokens[s]), s not in decode) for s in sorted(tokens)]
+
+
+# ---- access sets --------------------------------------------------------------------------------
+
+
+class AccessSet(NamedTuple):
+    """One layer of one step: distinct experts in the order of the semantics, and all picks."""
+
+    step: int
+    layer: int
+    experts: list[int]
+    picks: list[tuple[int, int]]  # (request, expert)
+
+
+def first_seen(experts: Iterable[int]) -> list[int]:
+    """Distinct members in the order of their first occurrence."""
+    return list(dict.fromkeys(experts))
+
+
+def last_seen(experts: Sequence[int]) -> list[int]:
+    """Distinct members in the order of their last occurrence."""
+    return first_seen(reversed(experts))[::-1]
+
+
+def access_sets(
+    rows: Sequence[Row], steps: Sequence[Step], layers: Sequence[int], semantics: str
+) -> list[AccessSet]:
+    """All access sets in replay order; ``per-pick`` makes one of every pick."""
+    picks_of = {(request, token, layer): experts for request, token, _, layer, experts in rows}
+    sets: list[AccessSet] = []
+    for index, step in enumerate(steps):
+        for layer in layers:
+            picks: list[tuple[int, int]] = []
+            for request, token in step.tokens:
+                experts = picks_of.get((request, token, layer), [])
+                if semantics == "per-pick":
+                    experts = sorted(experts)
+                picks += [(request, expert) for expert in experts]
+            order = [expert for _, expert in picks]
+            if semantics == "per-pick":
+                sets += [AccessSet(index, layer, [e], [(r, e)]) for r, e in picks]
+            elif picks:
+                distinct = last_seen(order) if semantics == "bmoe" else first_seen(order)
+                sets.append(AccessSet(index, layer, distinct, picks))
+    return sets
+
+
+# ---- replay -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Run:
+    """What does not depend on policy and size: the steps and their access sets."""
+
+    shape: Shape
+    semantics: str
+    steps: list[Step]
+    sets: list[AccessSet]
+
+
+def prepare(
+    rows: Sequence[Row],
+    shape: Shape,
+    semantics: str = "llama.cpp",
+    concurrency: int = 1,
+    prefill: str = "engine",
+    ubatch: int = 512,
+    step_of_row: Sequence[int] | None = None,
+) -> Run:
+    """Schedule a trace and gather its access sets; ``step_of_row`` asks for the recorded steps."""
+    if step_of_row is not None:
+        steps = recorded(rows, step_of_row, prefill)
+    else:  # bmoe: the whole prompt is one step
+        ubatch = len(rows) + 1 if semantics == "bmoe" else ubatch
+        steps = schedule(rows, concurrency, prefill, ubatch)
+    if semantics == "per-pick":  # prompts one token at a time: literal trace order
+        steps = [
+            part
+            for step in steps
+            for part in ([Step([t], True) for t in step.tokens] if step.prefill else [step])
+        ]
+    return Run(shape, semantics, steps, access_sets(rows, steps, shape.layers, semantics))
+
+
+class Tally:
+    """Counters of a replay, whole and by part, named as in simlab.result.schema."""
+
+    def __init__(self) -> None:
+        self.total: Counter[str] = Counter()
+        self.cached: Counter[str] = Counter()
+        self.by_class: dict[str, Counter[str]] = defaultdict(Counter)
+        self.by_phase: dict[str, Counter[str]] = defaultdict(Counter)
+        self.by_layer: dict[int, Counter[str]] = defaultdict(Counter)
+        self.by_request: dict[int, Counter[str]] = defaultdict(Counter)
+        #: whether each lookup hit, by (step, layer, expert); not kept under per-pick
+        self.flags: dict[tuple[int, int, int], bool] = {}
+        self.peak_bytes = 0
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Over the cached path only."""
+        lookups = self.cached["lookups"]
+        return self.cached["hits"] / lookups if lookups else None
+
+
+def on_cached_path(run: Run, slots: int, tokens: int) -> bool:
+    """Whether a step of so many tokens is served by the pool or by the large path."""
+    if run.semantics == "bmoe":
+        return True
+    if run.semantics == "per-pick":
+        return slots > 0
+    fits = min(tokens * run.shape.k, run.shape.n_expert) <= slots
+    return 1 <= tokens <= GATE_TOKENS and fits
+
+
+def class_of(cached: bool, tokens: int) -> str:
+    """Class of a step, as llama.cpp prints them."""
+    if not cached or tokens > GATE_TOKENS:
+        return "large"
+    return "<=8" if tokens <= 8 else "9-32"
+
+
+def replay(
+    run: Run,
+    policy: str,
+    slots: Sequence[int] = (),
+    *,
+    capacity_bytes: int | None = None,
+    on_decline: str = "stream",
+    seed: int = 0,
+) -> Tally:
+    """Replay a run; ``slots`` per group, or ``capacity_bytes`` for the one pool of ``bmoe``."""
+    shape, tally = run.shape, Tally()
+    if run.semantics == "bmoe":
+        assert capacity_bytes is not None and shape.expert_bytes is not None
+        mean = sum(shape.expert_bytes.values()) / len(shape.layers)
+        _replay_group(
+            run, tally, policy, shape.layers, int(capacity_bytes // mean), on_decline, seed,
+            capacity_bytes,
+        )  # fmt: skip
+    else:
+        for layers, wanted in zip(shape.groups, slots, strict=True):
+            n_slots = min(wanted, len(layers) * shape.n_expert)
+            _replay_group(run, tally, policy, layers, n_slots, on_decline, seed)
+    tally.total.update(steps=len(run.steps), tokens=sum(len(s.tokens) for s in run.steps))
+    for counts in (tally.total, *tally.by_class.values(), *tally.by_layer.values()):
+        served = counts["hits"] + counts["demand_uploads"]
+        assert counts["lookups"] == served + counts["streamed"] + counts["cpu_served"]
+        assert counts["misses"] == counts["lookups"] - counts["hits"]
+    return tally
+
+
+def _replay_group(
+    run: Run,
+    tally: Tally,
+    policy_name: str,
+    layers: Sequence[int],
+    slots: int,
+    on_decline: str,
+    seed: int,
+    budget: int | None = None,
+) -> None:
+    """Replay the access sets of one group into the tally."""
+    n_expert = run.shape.n_expert
+    place = {layer: i for i, layer in enumerate(layers)}
+    size = {layer: (run.shape.expert_bytes or {}).get(layer, 0) for layer in layers}
+    policy = POLICIES[policy_name](len(layers), n_expert, slots, seed)
+    pool: SlotPool
+    if budget is not None:
+        pool = BytePool(policy, budget, lambda key: size[layers[key // n_expert]])
+    elif policy_name == "opt-bypass":
+        pool = BypassPool(policy, slots)
+    else:
+        pool = SlotPool(policy, slots)
+
+    sets = [s for s in run.sets if s.layer in place]
+    cached = [on_cached_path(run, slots, len(step.tokens)) for step in run.steps]
+    coming = next_uses([s for s in sets if cached[s.step]], place, n_expert)[::-1]
+    sets_of: dict[int, list[AccessSet]] = defaultdict(list)
+    for s in sets:
+        sets_of[s.step].append(s)
+    for index, step in enumerate(run.steps):
+        if cached[index]:
+            policy.on_step(len(step.tokens))
+        for s in sets_of[index]:
+            base = place[s.layer] * n_expert
+            if cached[index]:
+                served = pool.serve(place[s.layer], s.experts, coming.pop())
+                by_cpu = on_decline == "cpu"
+            else:
+                served = Served({e for e in s.experts if base + e in pool.slot_of}, set(), 0)
+                by_cpu = on_decline == "cpu" and slots == 0
+            refused = len(s.experts) - len(served.hits) - len(served.uploaded)
+            new = {
+                "lookups": len(s.experts),
+                "hits": len(served.hits),
+                "misses": len(s.experts) - len(served.hits),
+                "demand_uploads": len(served.uploaded),
+                "streamed": 0 if by_cpu else refused,
+                "cpu_served": refused if by_cpu else 0,
+                "merged_runs": served.runs,
+                "bytes_moved": size[s.layer] * (len(served.uploaded) + (not by_cpu) * refused),
+                "picks": len(s.picks),
+                "pick_hits": sum(e in served.hits for _, e in s.picks),
+            }
+            parts = [
+                tally.total,
+                tally.by_class[class_of(cached[index], len(step.tokens))],
+                tally.by_phase["prefill" if step.prefill else "decode"],
+                tally.by_layer[s.layer],
+            ]
+            if cached[index]:
+                parts.append(tally.cached)
+            for part in parts:
+                for name, number in new.items():
+                    part[name] += number
+            for request, expert in s.picks:
+                tally.by_request[request]["picks"] += 1
+                tally.by_request[request]["pick_hits"] += expert in served.hits
+            if run.semantics != "per-pick":
+                for expert in s.experts:
+                    tally.flags[s.step, s.layer, expert] = expert in served.hits
+    if isinstance(pool, BytePool):
+        tally.peak_bytes = pool.peak
+
+
+def next_uses(
+    sets: Sequence[AccessSet], place: Mapping[int, int], n_expert: int
+) -> list[dict[int, int]]:
+    """For each set and each of its keys the position of that key's next lookup in the whole run."""
+    keys = [[place[s.layer] * n_expert + e for e in s.experts] for s in sets]
+    position = horizon = sum(map(len, keys))
+    upcoming: dict[int, int] = {}
+    found: list[dict[int, int]] = []
+    for members in reversed(keys):
+        found.append({key: upcoming.get(key, horizon + key) for key in members})
+        for key in reversed(members):
+            position -= 1
+            upcoming[key] = position
+    return found[::-1]
