@@ -69,7 +69,7 @@ def _numbers(text: str, kind: type, what: str) -> list[Any]:
 @click.option("--ubatch", default=512, show_default=True, help="Most tokens of a prefill step.")
 @click.option("--seed", default=0, show_default=True, help="For policies that draw random numbers.")
 @click.option("--n-expert", type=int, help="Experts of a layer, for a file that does not say it.")
-@click.option("--jobs", type=int, help="Cells replayed at a time.  [default: cores]")
+@click.option("--jobs", type=click.IntRange(1), help="Cells replayed at a time.  [default: cores]")
 @click.option("--json", "as_json", is_flag=True, help="Print the result rows as a JSON list.")
 @click.option("--out", metavar="FILE", help="Write the result rows to a .json or .parquet file.")
 def command(

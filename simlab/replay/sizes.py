@@ -18,18 +18,15 @@ class Size:
     share: Fraction | None = None
 
     def slots(self, layout: ExpertLayout) -> tuple[list[int], list[str]]:
-        """Slots of each group, clipped to its keys, and a note if something was clipped.
-
-        Raises:
-            UsageError: the share is less than one slot of a group.
-        """
+        """Slots of each group, at least 1 and at most its keys, and a note if it was clipped."""
         slots: list[int] = []
         notes: list[str] = []
         for i in range(len(layout.groups)):
             keys = layout.keys_of(i)
             wanted = self.count if self.share is None else int(keys * self.share)
             if wanted < 1:
-                raise UsageError(f"--slots {self.text} is less than one slot of {keys} keys")
+                notes.append(f"--slots {self.text} is less than one of {keys} keys: 1 slot")
+                wanted = 1
             if wanted > keys:
                 notes.append(f"--slots {self.text} clipped to all {keys} keys of group {i + 1}")
             slots.append(min(wanted, keys))
