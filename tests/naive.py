@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import NamedTuple
 
 from naive_policies import POLICIES
@@ -48,32 +49,35 @@ class Shape:
 def schedule(
     rows: Sequence[Row], concurrency: int, prefill: str = "engine", ubatch: int = 512
 ) -> list[Step]:
-    """The steps that an engine with ``concurrency`` lanes makes of the trace's requests."""
-    prompt: dict[int, list[int]] = {}
-    decode: dict[int, list[int]] = {}
+    """The steps that an engine with ``concurrency`` lanes makes of the trace's requests.
+
+    A request of several turns has prompts between its answers; its lane computes each of them at
+    once, at the start of a step, as it does the first.
+    """
+    requests: dict[int, list[tuple[int, int]]] = {}
     for request, token, phase, _, _ in rows:
-        for wanted, of_request in ((0, prompt), (1, decode)):
-            seen = of_request.setdefault(request, [])
-            if phase == wanted and token not in seen[-1:]:
-                seen.append(token)
-    waiting = list(prompt)
-    lanes: list[tuple[int, list[int]] | None] = [None] * concurrency
+        tokens = requests.setdefault(request, [])
+        if (token, phase) not in tokens[-1:] and (phase == 1 or prefill == "engine"):
+            tokens.append((token, phase))
+    waiting = list(requests.items())
+    lanes: list[tuple[int, list[tuple[int, int]]] | None] = [None] * concurrency
     steps: list[Step] = []
     while True:
         for i in range(concurrency):
-            while lanes[i] is None and waiting:
-                request = waiting.pop(0)
-                if prefill == "engine":
-                    tokens = prompt[request]
-                    for first in range(0, len(tokens), ubatch):
-                        part = tokens[first : first + ubatch]
-                        steps.append(Step([(request, t) for t in part], True))
-                if decode[request]:
-                    lanes[i] = (request, list(decode[request]))
+            while lanes[i] is not None or waiting:
+                request, left = lanes[i] or waiting.pop(0)
+                prompt = list(takewhile(lambda token: token[1] == 0, left))
+                for first in range(0, len(prompt), ubatch):
+                    part = prompt[first : first + ubatch]
+                    steps.append(Step([(request, token) for token, _ in part], True))
+                left = left[len(prompt) :]
+                lanes[i] = (request, left) if left else None
+                if left:
+                    break
         busy = [lane for lane in lanes if lane is not None]
         if not busy:
             return steps
-        steps.append(Step([(request, left.pop(0)) for request, left in busy], False))
+        steps.append(Step([(request, left.pop(0)[0]) for request, left in busy], False))
         lanes = [lane if lane and lane[1] else None for lane in lanes]
 
 
@@ -271,7 +275,7 @@ def _replay_group(
     for s in sets:
         sets_of[s.step].append(s)
     for index, step in enumerate(run.steps):
-        if cached[index]:
+        if cached[index] and sets_of[index]:  # a step without a row in the group is not seen
             policy.on_step(len(step.tokens))
         for s in sets_of[index]:
             base = place[s.layer] * n_expert

@@ -62,9 +62,11 @@ def small_trace(
         # now and then a prompt that is too long for the cached path
         longest = 40 if rnd.random() < 0.1 else max_tokens
         prompt = 0 if decode_only else rnd.randint(0, longest)
+        turn = prompt + 2 if rnd.random() < 0.25 and not decode_only else -1
         last: dict[int, list[int]] = {}
         for token in range(prompt + rnd.randint(0 if prompt else 1, max_tokens)):
-            phase = int(token >= prompt)
+            # a second turn: one more prompt token among the answer's
+            phase = int(token >= prompt and token != turn)
             for layer in layers:
                 if rnd.random() < absent:
                     continue
