@@ -23,7 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from simlab.policy.registry import load_policy
-from simlab.replay.run import Cell, Replayer
+from simlab.replay.cell import Cell
+from simlab.replay.run import Replayer
 from simlab.trace.schema import DECODE, Trace, TraceMeta
 from simlab.trace.write import write_trace
 

@@ -12,9 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from simlab.model.budget import MIB
 from simlab.policy.registry import load_policy
+from simlab.replay.cell import Cell
 from simlab.replay.kernel import HIT
-from simlab.replay.run import MIB, Cell, Replayer, replay_cell
+from simlab.replay.run import Replayer, replay_cell
 from simlab.trace.importers import import_trace
 from simlab.trace.importers.bmoe import read_recorded_flags
 from simlab.trace.importers.options import ImportOptions

@@ -15,8 +15,9 @@ from simlab.errors import UsageError
 from simlab.model.budget import slots_for_budget
 from simlab.model.layout import ExpertLayout, group_layers
 from simlab.policy.registry import load_policy, policy_names
+from simlab.replay.cell import Cell
 from simlab.replay.grid import cells_for, replay_grid
-from simlab.replay.run import Cell, Replayer, replay_cell
+from simlab.replay.run import Replayer, replay_cell
 from simlab.replay.schedule import build_schedule, tokens_of
 from simlab.replay.sizes import parse_sizes
 from simlab.result.schema import Result
@@ -214,9 +215,8 @@ def test_json_out_and_table_agree(
 ) -> None:
     for suffix in ("json", "parquet"):
         out = tmp_path / f"r.{suffix}"
-        code = main(["replay", trace_file, "--policy", "lru,opt", "--slots", "1,50%", "--concurrency",
-                     "1,2", "--json", "--out", str(out)])  # fmt: skip
-        assert code == 0
+        asked = ["--policy", "lru,opt", "--slots", "1,50%", "--concurrency", "1,2"]
+        assert main(["replay", trace_file, *asked, "--json", "--out", str(out)]) == 0
         rows = json.loads(capsys.readouterr().out)
         assert len(rows) == 8
         stored = [result.to_dict() for result in read_results(out)]

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import multiprocessing
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import CancelledError, ProcessPoolExecutor, ThreadPoolExecutor
 
 from simlab.errors import UsageError
 from simlab.model.budget import MIB, slots_for_budget
 from simlab.policy.loader import Policy
 from simlab.policy.registry import load_policy
+from simlab.replay.cell import Cell
 from simlab.replay.compile import compile_policy, is_compiled
-from simlab.replay.run import Cell, Replayer
+from simlab.replay.run import Replayer
 from simlab.replay.sizes import Size
 from simlab.result.schema import Result
 
@@ -94,12 +96,22 @@ def replay_grid(
         for cell in cells:
             yield replayer.run(cell, progress)
         return
+    stopped = threading.Event()
+
+    def advance(done: int) -> None:
+        if stopped.is_set():
+            raise CancelledError
+        if progress is not None:
+            progress(done)
+
     with ThreadPoolExecutor(jobs) as threads:
-        waiting = [threads.submit(replayer.run, cell, progress) for cell in cells]
+        waiting = [threads.submit(replayer.run, cell, advance) for cell in cells]
         try:
             for future in waiting:
                 yield future.result()
         finally:
+            # an error or Ctrl-C: cells under way end at their next chunk
+            stopped.set()
             for future in waiting:
                 future.cancel()
 

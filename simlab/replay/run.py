@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,12 +27,11 @@ from simlab.replay.access import (
     LAST_PICKED,
     Access,
     build_access,
-    cycle,
     next_uses,
 )
-from simlab.replay.account import account
+from simlab.replay.cell import Cell, Outcomes
 from simlab.replay.compile import CompiledPolicy, compile_policy
-from simlab.replay.provenance import provenance
+from simlab.replay.row import result_row
 from simlab.replay.schedule import DEFAULT_UBATCH, build_schedule, tokens_of
 from simlab.result.schema import Result
 from simlab.trace.schema import Trace
@@ -44,46 +43,9 @@ SEMANTICS: dict[str, tuple[int, str, int]] = {
     "bmoe": (LAST_PICKED, "all layers, bytes", 0),
 }
 ON_DECLINE = ("stream", "cpu")
-MIB = 2**20
 #: Access sets per kernel call: often enough for a progress bar and Ctrl-C, rare enough to cost
 #: nothing.
 CHUNK = 500_000
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One cell to replay.
-
-    Attributes:
-        policy: a loaded policy. params: its parameter values.
-        slots: slots of each group (llama.cpp, per-pick). budget_bytes: the pool of ``bmoe``.
-        notes: printed with the result (a clipped size, a group without cache).
-    """
-
-    policy: Policy
-    slots: tuple[int, ...] = ()
-    budget_bytes: int | None = None
-    concurrency: int = 1
-    params: Mapping[str, float] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, eq=False)
-class Outcomes:
-    """What became of each lookup of a cell.
-
-    Attributes:
-        access: the access sets. outcome: uint8 [lookups], the codes of kernel.py (UPLOADED, HIT,
-            DECLINED, LARGE_HIT, LARGE_STREAMED). runs: int64 [sets], merged upload runs.
-        uncached: bool [MoE layers], layers of groups without a slot.
-        peak_bytes: ``bmoe``: the most bytes resident at once.
-    """
-
-    access: Access
-    outcome: npt.NDArray[np.uint8]
-    runs: npt.NDArray[np.int64]
-    uncached: npt.NDArray[np.bool_]
-    peak_bytes: int | None
 
 
 class Replayer:
@@ -179,7 +141,7 @@ class Replayer:
             PolicyError: the policy broke the protocol; names policy, key and event.
         """
         started = time.time()
-        return self._result(cell, self.outcomes(cell, progress), started)
+        return result_row(self, cell, self.outcomes(cell, progress), started)
 
     def outcomes(self, cell: Cell, progress: Callable[[int], None] | None = None) -> Outcomes:
         """Replay one cell and tell what became of each lookup; arguments and errors as in run."""
@@ -193,7 +155,7 @@ class Replayer:
             peak_bytes=None,
         )
         for number, members in enumerate(self.pools):
-            slots = self._slots(cell, number)
+            slots = self.slots(cell, number)
             if slots == 0:
                 found.uncached[members] = True
             peak = self._run_pool(compiled, cell, members, slots, found, progress)
@@ -201,7 +163,8 @@ class Replayer:
                 found = replace(found, peak_bytes=peak)
         return found
 
-    def _slots(self, cell: Cell, number: int) -> int:
+    def slots(self, cell: Cell, number: int) -> int:
+        """Slots of one pool (``bmoe``: the budget over the mean expert size)."""
         if self.semantics != "bmoe":
             return cell.slots[number]
         assert cell.budget_bytes is not None and self.layer_bytes is not None
@@ -341,95 +304,6 @@ class Replayer:
         return (
             f"policy {policy.name} ({policy.path}) named a victim that {why} ({named}) at step"
             f" {int(access.set_step[stopped])}, layer {layers[access.set_layer[stopped]]}"
-        )
-
-    def _result(
-        self,
-        cell: Cell,
-        outcomes: Outcomes,
-        started: float,
-    ) -> Result:
-        meta, layout, policy = self.trace.meta, self.layout, cell.policy
-        access = outcomes.access
-        found = account(
-            self.trace,
-            access,
-            outcomes.outcome,
-            outcomes.runs,
-            self.layer_bytes,
-            on_decline=self.on_decline,
-            uncached_layers=outcomes.uncached,
-        )
-        total = found.total
-        decode = found.by_phase["decode"]
-        per_token = decode if decode.tokens else total
-        # the largest pool stands for the cycle and the cliff: slots are per pool
-        largest = max(self.pools, key=len)
-        in_largest = np.zeros(len(meta.moe_layers), np.bool_)
-        in_largest[largest] = True
-        low, median, high = cycle(access, in_largest)
-        cliff = (len(largest) - 1) * meta.k if cell.concurrency == 1 else median
-        largest_slots = len(largest) * meta.n_expert
-        if self.semantics == "bmoe":
-            assert self.layer_bytes is not None
-            capacity_bytes = cell.budget_bytes
-            share = (cell.budget_bytes or 0) / (sum(self.layer_bytes) * meta.n_expert)
-        else:
-            sizes = [g.expert_bytes for g in layout.groups]
-            capacity_bytes = None
-            if self.layer_bytes is not None:
-                capacity_bytes = sum(n * (b or 0) for n, b in zip(cell.slots, sizes, strict=True))
-            share = sum(cell.slots) / layout.n_keys
-        notes = list(cell.notes)
-        if self.semantics == "per-pick" and cell.concurrency > 1:
-            notes.append("per-pick accounting inflates hits at concurrency > 1")
-        if self.semantics == "bmoe" and policy.bound and len(set(self.layer_bytes or ())) > 1:
-            notes.append("experts of unequal bytes in one pool: not a bound")
-        if meta.partial:
-            notes.append("the trace is marked partial")
-        return Result(
-            trace_hash=meta.content_hash,
-            layout_hash=layout.hash,
-            trace_name=self.trace_name,
-            model=meta.model,
-            synthetic=meta.kind == "synthetic",
-            policy=policy.name,
-            policy_version=policy.version,
-            policy_hash=policy.hash,
-            params=policy.values(cell.params),
-            bound=policy.bound,
-            needs_engine_change=policy.declines and not policy.bound,
-            semantics=self.semantics,
-            pool=self.pool,
-            on_decline=self.on_decline,
-            prefill=self.prefill,
-            schedule=self.schedule,
-            concurrency=cell.concurrency,
-            slots=tuple(cell.slots) or (self._slots(cell, 0),),
-            n_keys=layout.n_keys,
-            slots_share=share,
-            capacity_bytes=capacity_bytes,
-            seed=self.seed,
-            kind="simulated",
-            counters=total,
-            hit_rate=found.cached_hits / found.cached_lookups if found.cached_lookups else None,
-            pick_hit_rate=total.pick_hits / total.picks if total.picks else None,
-            mib_per_token=None
-            if per_token.bytes_moved is None
-            else per_token.bytes_moved / MIB / per_token.tokens,
-            uploads_per_token=per_token.demand_uploads / per_token.tokens,
-            busy_lanes=access.schedule.busy_lanes,
-            cycle={"min": low, "median": median, "max": high},
-            cliff_slots=cliff,
-            cliff_share=cliff / largest_slots,
-            peak_bytes=outcomes.peak_bytes,
-            by_class=found.by_class,
-            by_phase=found.by_phase,
-            by_layer=found.by_layer,
-            by_request=found.by_request,
-            windows=found.windows,
-            notes=tuple(dict.fromkeys(notes)),
-            provenance=provenance(meta, self.command, started),
         )
 
 

@@ -1,0 +1,107 @@
+"""The result row of a cell: counters, rates, what was simulated, and provenance."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simlab.model.budget import MIB
+from simlab.replay.access import cycle
+from simlab.replay.account import account
+from simlab.replay.cell import Cell, Outcomes
+from simlab.replay.provenance import provenance
+from simlab.result.schema import Result
+
+if TYPE_CHECKING:
+    from simlab.replay.run import Replayer
+
+
+def result_row(replayer: Replayer, cell: Cell, outcomes: Outcomes, started: float) -> Result:
+    """Add up a cell's outcomes and put everything that identifies them beside the figures.
+
+    Args:
+        started: seconds since the epoch, for the provenance.
+    """
+    meta, layout, policy = replayer.trace.meta, replayer.layout, cell.policy
+    access = outcomes.access
+    found = account(
+        replayer.trace,
+        access,
+        outcomes.outcome,
+        outcomes.runs,
+        replayer.layer_bytes,
+        on_decline=replayer.on_decline,
+        uncached_layers=outcomes.uncached,
+    )
+    total = found.total
+    decode = found.by_phase["decode"]
+    per_token = decode if decode.tokens else total
+    # the largest pool stands for the cycle and the cliff: slots are per pool
+    largest = max(replayer.pools, key=len)
+    in_largest = np.zeros(len(meta.moe_layers), np.bool_)
+    in_largest[largest] = True
+    low, median, high = cycle(access, in_largest)
+    cliff = (len(largest) - 1) * meta.k if cell.concurrency == 1 else median
+    largest_slots = len(largest) * meta.n_expert
+    if replayer.semantics == "bmoe":
+        assert replayer.layer_bytes is not None
+        capacity_bytes = cell.budget_bytes
+        share = (cell.budget_bytes or 0) / (sum(replayer.layer_bytes) * meta.n_expert)
+    else:
+        sizes = [g.expert_bytes for g in layout.groups]
+        capacity_bytes = None
+        if replayer.layer_bytes is not None:
+            capacity_bytes = sum(n * (b or 0) for n, b in zip(cell.slots, sizes, strict=True))
+        share = sum(cell.slots) / layout.n_keys
+    notes = list(cell.notes)
+    if replayer.semantics == "per-pick" and cell.concurrency > 1:
+        notes.append("per-pick accounting inflates hits at concurrency > 1")
+    if replayer.semantics == "bmoe" and policy.bound and len(set(replayer.layer_bytes or ())) > 1:
+        notes.append("experts of unequal bytes in one pool: not a bound")
+    if meta.partial:
+        notes.append("the trace is marked partial")
+    return Result(
+        trace_hash=meta.content_hash,
+        layout_hash=layout.hash,
+        trace_name=replayer.trace_name,
+        model=meta.model,
+        synthetic=meta.kind == "synthetic",
+        policy=policy.name,
+        policy_version=policy.version,
+        policy_hash=policy.hash,
+        params=policy.values(cell.params),
+        bound=policy.bound,
+        needs_engine_change=policy.declines and not policy.bound,
+        semantics=replayer.semantics,
+        pool=replayer.pool,
+        on_decline=replayer.on_decline,
+        prefill=replayer.prefill,
+        schedule=replayer.schedule,
+        concurrency=cell.concurrency,
+        slots=tuple(cell.slots) or (replayer.slots(cell, 0),),
+        n_keys=layout.n_keys,
+        slots_share=share,
+        capacity_bytes=capacity_bytes,
+        seed=replayer.seed,
+        kind="simulated",
+        counters=total,
+        hit_rate=found.cached_hits / found.cached_lookups if found.cached_lookups else None,
+        pick_hit_rate=total.pick_hits / total.picks if total.picks else None,
+        mib_per_token=None
+        if per_token.bytes_moved is None
+        else per_token.bytes_moved / MIB / per_token.tokens,
+        uploads_per_token=per_token.demand_uploads / per_token.tokens,
+        busy_lanes=access.schedule.busy_lanes,
+        cycle={"min": low, "median": median, "max": high},
+        cliff_slots=cliff,
+        cliff_share=cliff / largest_slots,
+        peak_bytes=outcomes.peak_bytes,
+        by_class=found.by_class,
+        by_phase=found.by_phase,
+        by_layer=found.by_layer,
+        by_request=found.by_request,
+        windows=found.windows,
+        notes=tuple(dict.fromkeys(notes)),
+        provenance=provenance(meta, replayer.command, started),
+    )
