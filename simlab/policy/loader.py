@@ -171,7 +171,10 @@ def _execute(path: Path, module_name: str, sources: Mapping[Path, bytes]) -> typ
 def _helpers(sources: Mapping[Path, bytes]) -> set[Path]:
     """The policy author's own files: all sources but simlab's building blocks."""
     package = Path(__file__).resolve().parent.parent
-    return {file for file in sources if not file.is_relative_to(package)}
+    bundled = package / "_bundled"  # where an installed wheel has the policies
+    return {
+        file for file in sources if file.is_relative_to(bundled) or not file.is_relative_to(package)
+    }
 
 
 def _file_of(module: Any) -> Path | None:

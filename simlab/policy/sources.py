@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import importlib.machinery
 import sys
-import sysconfig
 from pathlib import Path
 
 from simlab.errors import PolicyError
@@ -36,7 +35,10 @@ def parse(path: Path) -> tuple[bytes, ast.Module]:
 
 
 def own_sources(path: Path) -> dict[Path, bytes]:
-    """The policy's file and its own imports, transitively: resolved path -> bytes, sorted."""
+    """The policy's file and its own imports, transitively: resolved path -> bytes.
+
+    Sorted by file name and text, so that a hash over them does not depend on where simlab lies.
+    """
     found: dict[Path, bytes] = {}
     waiting = [path.resolve()]
     while waiting:
@@ -46,7 +48,7 @@ def own_sources(path: Path) -> dict[Path, bytes]:
         found[here], tree = parse(here)
         for name in _imported_names(tree):
             waiting.extend(_files_of(name, path.resolve().parent))
-    return dict(sorted(found.items()))
+    return dict(sorted(found.items(), key=lambda item: (item[0].name, item[1])))
 
 
 def _imported_names(tree: ast.Module) -> set[str]:
@@ -81,5 +83,5 @@ def _files_of(name: str, folder: Path) -> list[Path]:
             break
     if parts[0] == "simlab":
         return files
-    installed = {Path(sysconfig.get_path(p)).resolve() for p in ("purelib", "platlib")}
-    return [f for f in files if not any(f.is_relative_to(root) for root in installed)]
+    # by folder name, for packages may be lent by another environment or by the system
+    return [f for f in files if not {"site-packages", "dist-packages"} & set(f.parts)]

@@ -326,8 +326,9 @@ def replay(
         step = set_step[s]
         tokens = step_tokens[step]
         base = layer * group.experts
-        if gate_tokens > 0 and (
-            tokens > gate_tokens or min(tokens * group.k, group.experts) > group.slots
+        if group.slots == 0 or (
+            gate_tokens > 0
+            and (tokens > gate_tokens or min(tokens * group.k, group.experts) > group.slots)
         ):
             for i in range(begin, end):
                 if cache.slot_of[base + experts[i]] >= 0:
