@@ -119,7 +119,9 @@ def test_bit_flips_in_files_of_others(tmp_path: Path) -> None:
 def test_what_is_not_a_trace_file(good: bytes, tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
     assert "No such file" in refusal(path)
-    assert "folder" in refusal(tmp_path)
+    assert "it is a folder, not a file" in refusal(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    assert "it is a device, not a file" in refusal(tmp_path / "pipe")
     contents = {
         b"": "empty",
         b"P": "not a Parquet file",

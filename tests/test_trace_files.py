@@ -58,6 +58,19 @@ def test_round_trip(trace: Trace, tmp_path_factory: pytest.TempPathFactory) -> N
 
 @settings(max_examples=60, deadline=None)
 @given(trace=random_traces())
+def test_tables_in_pieces_and_parts_of_tables(trace: Trace) -> None:
+    table = to_arrow(trace)
+    large = pa.LargeListArray.from_arrays(trace.offsets, trace.experts)
+    for kind in (table, table.set_column(4, "experts", large)):
+        doubled = pa.concat_tables([kind.slice(1), kind, kind.slice(0, 1)])
+        for part in (doubled, doubled.combine_chunks()):
+            found = from_arrow(part.slice(trace.n_rows - 1, trace.n_rows), trace.meta)
+            assert_same(found, trace)
+    assert from_arrow(table.slice(0, 0), trace.meta).n_rows == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(trace=random_traces())
 def test_arrow_and_frames_round_trip(trace: Trace) -> None:
     table = to_arrow(trace)
     table.validate(full=True)

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from simlab.errors import TraceError
 from simlab.trace.schema import DECODE, Trace, TraceMeta
@@ -67,9 +66,9 @@ def to_batch(rows: Rows) -> pa.RecordBatch:
     kinds = schema(weights=rows.weights is not None, step=rows.step is not None)
     arrays: list[pa.Array] = []
     for kind in kinds:
-        column = pa.array(getattr(rows, kind.name))
+        column = to_array(getattr(rows, kind.name))
         if pa.types.is_list(kind.type):
-            column = pa.ListArray.from_arrays(pa.array(offsets), column, type=kind.type)
+            column = pa.ListArray.from_arrays(to_array(offsets), column, type=kind.type)
         arrays.append(column)
     return pa.RecordBatch.from_arrays(arrays, schema=kinds)
 
@@ -107,7 +106,12 @@ def from_arrow(table: pa.Table, meta: TraceMeta, *, phase: int = DECODE) -> Trac
     Raises:
         TraceError: a column is missing or does not hold what it must.
     """
-    return trace_of(rows_of(table, phase=phase), meta)
+    # copied where Arrow's memory is shared, which is read-only: all traces have arrays of one type
+    return trace_of(_map(rows_of(table, phase=phase), _writable, _writable), meta)
+
+
+def _writable(column: Any) -> Any:
+    return np.require(column, requirements="W")
 
 
 def join_rows(pieces: Sequence[Rows]) -> Rows:
@@ -229,13 +233,34 @@ def check_columns(names: list[str]) -> None:
         raise TraceError(f"it has the column {twice[0]!r} more than once")
 
 
-def _plain(column: pa.ChunkedArray | pa.Array) -> npt.NDArray[Any]:
+# Arrays pass between the libraries as buffers: pa.array() and to_numpy() would import pandas, which
+# takes as long as opening a large trace.
+
+
+def to_array(column: npt.NDArray[Any]) -> pa.Array:
+    """A numpy array of a plain number type as an Arrow array, without copying."""
+    kind = pa.from_numpy_dtype(column.dtype)
+    data = pa.py_buffer(np.ascontiguousarray(column))
+    return pa.Array.from_buffers(kind, len(column), [None, data])
+
+
+def to_numpy(column: pa.ChunkedArray | pa.Array) -> npt.NDArray[Any]:
     """An integer or float column without absent cells as numpy, copied only if in pieces."""
-    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
-    arrays = [chunk.to_numpy(zero_copy_only=False) for chunk in chunks]
-    if not arrays:
-        return np.zeros(0, dtype=np.int32)
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+    letter = "f" if pa.types.is_floating(column.type) else str(column.type)[0]
+    dtype = np.dtype(f"{letter}{column.type.bit_width // 8}")
+    arrays = [np.zeros(0, dtype)]
+    for chunk in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
+        if len(chunk):
+            data = chunk.buffers()[1]
+            arrays.append(np.frombuffer(data, dtype, len(chunk), chunk.offset * dtype.itemsize))
+    return arrays[1] if len(arrays) == 2 else np.concatenate(arrays)
+
+
+def _first_null(column: pa.ChunkedArray | pa.Array) -> int:
+    """Index of the first absent cell of a column that has one."""
+    import pyarrow.compute as pc  # not at the top: importing it takes a while
+
+    return int(pc.index(pc.is_null(column), True).as_py())
 
 
 def _narrow(
@@ -259,25 +284,29 @@ def _integers(
     if not pa.types.is_integer(column.type):
         raise TraceError(f"column {name!r} holds {column.type}, not integers")
     if column.null_count:
-        row = int(np.argmax(_plain(pc.is_null(column)))) + first_row
+        row = _first_null(column) + first_row
         raise TraceError(f"column {name!r} has no value at row {row}")
 
     def complain(at: int, text: str) -> TraceError:
         return TraceError(f"{name} {text} at row {first_row + at}")
 
     limit = int(np.iinfo(dtype).max) if top is None else top
-    return _narrow(_plain(column), dtype, limit, complain)
+    return _narrow(to_numpy(column), dtype, limit, complain)
 
 
 def _is_list(kind: pa.DataType) -> bool:
     types = pa.types
-    return bool(
-        types.is_list(kind)
-        or types.is_large_list(kind)
-        or types.is_fixed_size_list(kind)
-        or types.is_list_view(kind)
-        or types.is_large_list_view(kind)
-    )
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def _parts_of(chunk: pa.Array) -> tuple[npt.NDArray[Any], pa.Array]:
+    """Row lengths and values of lists none of which is absent."""
+    if pa.types.is_fixed_size_list(chunk.type):
+        size = chunk.type.list_size
+        lengths = np.full(len(chunk), size, dtype=np.int32)
+        return lengths, chunk.values.slice(chunk.offset * size, len(chunk) * size)
+    offsets = to_numpy(chunk.offsets)
+    return np.diff(offsets), chunk.values.slice(offsets[0], offsets[-1] - offsets[0])
 
 
 def _lists(
@@ -290,24 +319,28 @@ def _lists(
     if not _is_list(column.type) or not fits(column.type.value_type):
         raise TraceError(f"column {name!r} holds {column.type}, not lists of {wanted}")
     if column.null_count:
-        row = int(np.argmax(_plain(pc.is_null(column)))) + first_row
+        row = _first_null(column) + first_row
         raise TraceError(f"column {name!r} has no list at row {row}")
-    lengths = _plain(pc.list_value_length(column))
-    values = pc.list_flatten(column)
+    parts = [_parts_of(chunk) for chunk in column.chunks if len(chunk)]
+    values = pa.chunked_array([part for _, part in parts], type=column.type.value_type)
+    if len(parts) == 1:
+        lengths = parts[0][0]
+    else:
+        lengths = np.concatenate([np.zeros(0, np.int32), *(part for part, _ in parts)])
 
     def row_of(at: int) -> int:
         ends = np.cumsum(lengths, dtype=np.int64)
         return int(np.searchsorted(ends, at, side="right")) + first_row
 
     if values.null_count:
-        at = int(np.argmax(_plain(pc.is_null(values))))
+        at = _first_null(values)
         raise TraceError(f"{name} has an absent number in its list at row {row_of(at)}")
 
     def too_long(at: int, text: str) -> TraceError:
         return TraceError(f"the number of {name} {text} at row {first_row + at}")
 
     short = _narrow(lengths, np.uint16, 65535, too_long)
-    flat = _plain(values)
+    flat = to_numpy(values)
     if name != "experts":
         with np.errstate(over="ignore"):
             return short, flat.astype(np.float16, copy=False)

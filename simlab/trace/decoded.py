@@ -28,6 +28,7 @@ _VERSION = 1
 #: Most bytes of all entries together; the least recently used ones go first.
 LIMIT_BYTES = 8 << 30
 _ABANDONED_SECONDS = 3600.0
+_BLOCK = 1 << 16
 _ARRAYS = ("request", "token", "phase", "layer", "offsets", "experts", "weights", "step")
 _FAILURES = (OSError, ValueError, EOFError, KeyError, TypeError, MemoryError, TraceError)
 
@@ -75,8 +76,7 @@ def save(key: str, trace: Trace, pool: Executor, *, limit: int = LIMIT_BYTES) ->
     folder = cache_folder("decoded")
     if folder is None:
         return
-    lengths = trace.offsets[1:] - trace.offsets[:-1]
-    row_picks = int(lengths[0]) if lengths.min() == lengths.max() else 0
+    row_picks = _row_picks(trace.offsets)
     arrays: dict[str, npt.NDArray[Any]] = {
         name: getattr(trace, name)
         for name in _ARRAYS
@@ -110,6 +110,13 @@ def save(key: str, trace: Trace, pool: Executor, *, limit: int = LIMIT_BYTES) ->
     finally:
         if made is not None:
             shutil.rmtree(made, ignore_errors=True)
+
+
+def _row_picks(offsets: npt.NDArray[np.int64]) -> int:
+    """Picks of each row when all have as many: the offsets then need no file. 0 otherwise."""
+    first = int(offsets[1])
+    blocks = (offsets[i : i + _BLOCK + 1] for i in range(0, len(offsets) - 1, _BLOCK))
+    return first if all((np.diff(block) == first).all() for block in blocks) else 0
 
 
 def _checksum(array: npt.NDArray[Any]) -> int:

@@ -66,11 +66,15 @@ def read_trace(
 def reading(path: Path) -> Iterator[None]:
     """Whatever goes wrong in the block is a TraceError that names the file (or a UsageError)."""
     try:
+        if path.exists() and not path.is_file():  # opening a pipe would wait for ever
+            raise TraceError(f"it is a {'folder' if path.is_dir() else 'device'}, not a file")
         yield
     except UsageError:
         raise
     except SimlabError as exc:
         raise TraceError(f"cannot use {path}: {exc}") from None
+    except MemoryError:
+        raise TraceError(f"{path} needs more memory than there is, or is damaged") from None
     except Exception as exc:  # whatever a damaged file makes the Parquet library raise
         system = getattr(exc, "strerror", None)
         reason = system or " ".join(str(exc).split())[:200].rstrip(" :.") or type(exc).__name__
@@ -95,8 +99,6 @@ def _identity(path: Path, n_expert: int | None, phase: int) -> str:
 
 def _footer(path: Path) -> tuple[int, int, str]:
     """Size, mtime_ns and hash of the footer of a Parquet file; refuses other files."""
-    if path.is_dir():
-        raise TraceError("it is a folder, a trace is a file")
     with open(path, "rb") as file:
         stat = os.fstat(file.fileno())
         size = stat.st_size

@@ -29,6 +29,7 @@ from simlab.trace.arrow import (
     schema,
     slice_rows,
     sort_rows,
+    to_array,
     to_batch,
     trace_of,
 )
@@ -241,24 +242,37 @@ def _piece(
     step: npt.ArrayLike | None,
 ) -> Rows:
     """The arguments of an append as Rows with the format's types, through rows_of's checks."""
-    picks = np.asarray(experts)
-    sizes = np.full(picks.shape[0], picks.shape[-1]) if lengths is None else np.asarray(lengths)
+    picks = _numbers("experts", experts)
+    sizes = (
+        np.full(picks.shape[:1], picks.shape[-1])
+        if lengths is None
+        else _numbers("lengths", lengths)
+    )
     if picks.ndim != (2 if lengths is None else 1) or sizes.sum() != picks.size:
         raise TraceError("experts must be [rows, k], or flat with the length of each row")
-    offsets = pa.array(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32))
-    columns: dict[str, Any] = {
-        name: np.broadcast_to(np.asarray(value), sizes.shape)
-        for name, value in (("request", request), ("token", token), ("phase", phase),
-                            ("layer", layer), ("step", step))
-        if value is not None
-    }  # fmt: skip
+    offsets = to_array(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32))
+    columns: dict[str, pa.Array] = {}
+    per_row = {"request": request, "token": token, "phase": phase, "layer": layer, "step": step}
+    for name, value in per_row.items():
+        if value is not None:
+            column = _numbers(name, value)
+            if column.shape not in ((), (1,), sizes.shape):
+                raise TraceError(f"{name} has {len(column)} rows, experts {len(sizes)}")
+            columns[name] = to_array(np.broadcast_to(column, sizes.shape))
     for name, value in (("experts", picks), ("weights", weights)):
         if value is not None:
-            flat = np.asarray(value).reshape(-1)
+            flat = _numbers(name, value).reshape(-1)
             if flat.size != picks.size:
                 raise TraceError("weights must have the shape of experts")
-            columns[name] = pa.ListArray.from_arrays(offsets, pa.array(flat))
+            columns[name] = pa.ListArray.from_arrays(offsets, to_array(flat))
     return rows_of(pa.table(columns))
+
+
+def _numbers(name: str, value: npt.ArrayLike) -> npt.NDArray[Any]:
+    array = np.asarray(value)
+    if array.dtype.kind not in "iuf":
+        raise TraceError(f"{name} must be numbers, not {array.dtype}")
+    return array
 
 
 def recover_trace(stream_path: str | os.PathLike[str], out: str | os.PathLike[str]) -> TraceMeta:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyarrow import csv
 
 from simlab.errors import TraceError
-from simlab.trace.arrow import Rows
+from simlab.trace.arrow import Rows, to_numpy
 from simlab.trace.importers.options import ImportOptions, finish
 from simlab.trace.read import reading
 from simlab.trace.schema import Trace, TraceMeta
@@ -123,7 +123,7 @@ def _picks(path: Path, header: _Header) -> dict[str, npt.NDArray[Any]]:
             column_types=_COLUMNS, include_columns=list(_COLUMNS), null_values=[]
         ),
     )
-    picks = {name: table.column(name).to_numpy() for name in _COLUMNS}
+    picks = {name: to_numpy(table.column(name)) for name in _COLUMNS}
     if not table.num_rows:
         raise TraceError("the trace is empty: it holds no pick")
     for name in ("turn", "step", "layer"):
