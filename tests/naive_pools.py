@@ -105,4 +105,5 @@ class BytePool(SlotPool):
             self.used -= self.bytes_of(victim)
             policy.resident.remove(victim)
             policy.on_evict(victim)
-        return Served(hits, set(experts) - hits, 0)
+        # a pool of bytes has no slots in which uploads could lie side by side
+        return Served(hits, set(experts) - hits, len(set(experts) - hits))

@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from simlab.policy.registry import policy_names
-
 REPLAY = """
 import sys
 sys.path.insert(0, {tests!r})
@@ -66,12 +64,6 @@ def test_a_damaged_kernel_is_made_again(repo: Path, tmp_path: Path) -> None:
     for file in (cache / "kernels").glob("*.py"):
         file.write_text("")
     assert finish(start(repo, cache)) == good
-
-
-def test_interpreted_is_compiled(repo: Path, isolated_cache: Path) -> None:
-    every = " ".join(policy_names())
-    plain = start(repo, isolated_cache, every, NUMBA_DISABLE_JIT="1", PYTHONWARNINGS="ignore")
-    assert finish(plain) == finish(start(repo, isolated_cache, every))
 
 
 def test_no_policy_leaves_its_arrays(repo: Path, tmp_path: Path, isolated_cache: Path) -> None:

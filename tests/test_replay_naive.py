@@ -20,7 +20,8 @@ from strategies import SmallTrace, small_trace, small_traces
 
 from simlab.policy.loader import Policy
 from simlab.policy.registry import load_policy
-from simlab.replay.run import Cell, Replayer
+from simlab.replay.cell import Cell
+from simlab.replay.run import Replayer
 from simlab.result.schema import Result
 
 #: under bmoe every miss is inserted, so the bound that may decline does not exist there
@@ -55,11 +56,9 @@ def loaded(name: str) -> Policy:
 
 def compare(result: Result, run: Run, tally: Tally) -> None:
     """Every counter of a result and of its parts is the twin's, and they conserve lookups."""
-    # a pool of bytes has no slots that uploads could lie side by side in
-    names = [n for n in COMPARED if run.semantics != "bmoe" or n != "merged_runs"]
 
     def same(found: Mapping[str, Any], wanted: Counter[str], what: str) -> None:
-        assert {n: found[n] for n in names} == {n: wanted[n] for n in names}, what
+        assert {n: found[n] for n in COMPARED} == {n: wanted[n] for n in COMPARED}, what
 
     total = result.counters
     total.check("total")
@@ -79,7 +78,7 @@ def compare(result: Result, run: Run, tally: Tally) -> None:
     assert {r: counts for r, counts in by_request.items() if counts[0]} == {
         r: (counts["picks"], counts["pick_hits"]) for r, counts in tally.by_request.items()
     }
-    for name in names:
+    for name in COMPARED:
         assert sum(window[name] for window in result.windows) == getattr(total, name), name
     busy = [len(step.tokens) for step in run.steps if not step.prefill]
     assert result.busy_lanes == pytest.approx(sum(busy) / len(busy) if busy else 0)

@@ -48,6 +48,10 @@ def naive_stats(trace: Trace) -> dict:
         )
         for layer in layers
     }
+    by_request = [
+        [sum(e in row[4] for row in rows if (row[0], row[3]) == place) for e in range(n_expert)]
+        for place in {(row[0], row[3]) for row in rows}
+    ]
     tops = sorted({max(1, round(share * n_expert)) for share in SHARES})
     streams: dict[int, list] = {}
     for token in tokens:
@@ -66,7 +70,14 @@ def naive_stats(trace: Trace) -> dict:
         "keys": len(layers) * n_expert,
         "distinct_keys": len({(row[3], e) for row in rows for e in row[4]}),
         "overlaps": overlaps,
-        "coverage": [(n, sum(sum(c[:n]) for c in by_layer.values()) / trace.n_picks) for n in tops],
+        "coverage": [
+            (
+                n,
+                sum(sum(c[:n]) for c in by_layer.values()) / trace.n_picks,
+                sum(sum(sorted(c, reverse=True)[:n]) for c in by_request) / trace.n_picks,
+            )
+            for n in tops
+        ],
         "repeated_tokens": sum(
             a[0] == b[0] and content[a] == content[b] for a, b in pairwise(tokens)
         ),
@@ -81,7 +92,7 @@ def plain(stats: TraceStats) -> dict:
     found = {**vars(stats)}
     assert found.pop("stickiness") == stats.overlaps[0]
     found["overlaps"] = {o.lag: (o.rows, o.share, o.uniform) for o in stats.overlaps}
-    found["coverage"] = [(c.experts, c.share) for c in stats.coverage]
+    found["coverage"] = [(c.experts, c.share, c.within_request) for c in stats.coverage]
     return found
 
 
@@ -135,8 +146,10 @@ def test_by_hand() -> None:
     assert stats.stickiness.rows == 5
     assert [o.share for o in stats.overlaps[1:]] == [None, None]
     # layer 1: 4 4 1 1 of its 10 picks, layer 4: 3 2 1 1 of its 7
-    assert [(c.experts, c.share) for c in stats.coverage] == [
-        (1, pytest.approx(7 / 17)), (2, pytest.approx(13 / 17)),
+    # request 0: 3 3 and 3 2 1 of 6 each; request 5: 1 1 1 1 of 4 and 1 of 1
+    assert [(c.experts, c.share, c.within_request) for c in stats.coverage] == [
+        (1, pytest.approx(7 / 17), pytest.approx(8 / 17)),
+        (2, pytest.approx(13 / 17), pytest.approx(14 / 17)),
     ]  # fmt: skip
     assert stats.repeated_tokens == 1
     assert (stats.zero_rows, stats.full_rows) == (1, 0)

@@ -110,7 +110,11 @@ def _reuse(found: Inspection) -> list[tuple[str, str]]:
         if o is not stats.stickiness
     ]
     lines += [
-        (f"hottest {c.experts} of {n_expert}", f"{c.share:.1%} of picks") for c in stats.coverage
+        (
+            f"hottest {c.experts} of {n_expert}",
+            f"{c.share:.1%} of picks (each request's own: {c.within_request:.1%})",
+        )
+        for c in stats.coverage
     ]
     return lines
 

@@ -417,5 +417,5 @@ def replay_batches(
         if n_fill < 0:
             fills[0, 1] = n_fill
             return s
-        runs[s] = merged_runs(fills, n_fill)
+        runs[s] = n_fill  # a pool of bytes has no slots in which neighbours could merge
     return -1

@@ -41,10 +41,15 @@ class Overlap:
 
 @dataclass(frozen=True)
 class Coverage:
-    """Share of all picks that fall on the ``experts`` most picked experts of their layer."""
+    """Share of all picks that fall on the ``experts`` most picked experts of their layer.
+
+    ``share``: the most picked of the whole trace. ``within_request``: of each request by itself;
+    texts differ in their favourites, so this is the higher figure.
+    """
 
     experts: int
     share: float
+    within_request: float
 
 
 @dataclass(frozen=True)
@@ -118,7 +123,7 @@ def trace_stats(trace: Trace, *, threads: int = 2) -> TraceStats:
         distinct_keys=int((counts > 0).sum()),
         stickiness=overlaps[0],
         overlaps=overlaps,
-        coverage=_coverage(counts),
+        coverage=_coverage(counts, np.sum([layer.favourites for layer in layers], axis=0)),
         repeated_tokens=int(_repeats(trace.request[starts], hashes).sum()),
         zero_rows=int(((lengths == 1) & (first == 0)).sum()),
         full_rows=int((lengths == trace.meta.n_expert).sum()),
@@ -204,6 +209,7 @@ def _copies(hashes: npt.NDArray[np.uint64], heads: npt.NDArray[np.int64]) -> tup
 class _Layer(NamedTuple):
     counts: npt.NDArray[np.int64]  # [n_expert], picks of each expert
     pairs: npt.NDArray[np.float64]  # [LAGS, 4], see _pairs
+    favourites: npt.NDArray[np.int64]  # [n_expert], picks of each request's n + 1 favourites
 
 
 def _layer(trace: Trace, rows: npt.NDArray[np.int64], k: int | None) -> _Layer:
@@ -220,12 +226,16 @@ def _layer(trace: Trace, rows: npt.NDArray[np.int64], k: int | None) -> _Layer:
         # a row's picks are distinct and ranks come one after the other: no bit is lost
         bit = np.uint64(1) << (expert & np.uint16(63)).astype(np.uint64)
         sets[words[has] + (expert >> 6)] |= bit
-    counts = np.bincount(picks, minlength=n_expert)
     by_row = sets.reshape(len(rows), width)
     request, token = trace.request[rows], trace.token[rows]
-    return _Layer(
-        counts, np.array([_pairs(request, token, lengths, by_row, lag, n_expert) for lag in LAGS])
-    )
+    pairs = [_pairs(request, token, lengths, by_row, lag, n_expert) for lag in LAGS]
+    number = np.cumsum(np.diff(request, prepend=request[:1]) != 0)
+    own = np.bincount(
+        np.repeat(number * n_expert, lengths) + picks,
+        minlength=(number.max(initial=0) + 1) * n_expert,
+    ).reshape(-1, n_expert)
+    favourites = (-np.sort(-own, axis=1)).sum(axis=0).cumsum()
+    return _Layer(own.sum(axis=0), np.array(pairs), favourites)
 
 
 def _picks_of(
@@ -267,8 +277,14 @@ def _overlap(lag: int, pairs: npt.NDArray[np.float64]) -> Overlap:
     return Overlap(lag, shared / picks, chance / picks, int(rows))
 
 
-def _coverage(counts: npt.NDArray[np.int64]) -> tuple[Coverage, ...]:
+def _coverage(
+    counts: npt.NDArray[np.int64], favourites: npt.NDArray[np.int64]
+) -> tuple[Coverage, ...]:
     ordered = -np.sort(-counts, axis=1)
     n_expert = counts.shape[1]
     tops = sorted({max(1, round(share * n_expert)) for share in SHARES})
-    return tuple(Coverage(n, float(ordered[:, :n].sum() / ordered.sum())) for n in tops)
+    picks = ordered.sum()
+    return tuple(
+        Coverage(n, float(ordered[:, :n].sum() / picks), float(favourites[n - 1] / picks))
+        for n in tops
+    )
