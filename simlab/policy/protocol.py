@@ -27,10 +27,11 @@ NamedTuple of arrays and numbers; all others are compiled and change the arrays 
     on_evict(state, cache, group, key)             # that key has left
     on_insert(state, cache, group, key)            # that key has been given a slot
 
-on_step is called before the first access set that a step has in the policy's group, and only if the
-step takes the cached path. Order within an access set: on_set; on_hit for every resident member; then for each missing member
-in ascending expert id: on_miss, victim (when full), admit, on_evict, on_insert. A ``victim`` next
-to an ``admit`` must not change state: the answer may be declined.
+on_step is called before the first access set that a step has in the policy's group, and only if
+the step takes the cached path. Order within an access set: on_set; on_hit for every resident
+member; then for each missing member in ascending expert id: on_miss, victim (when full), admit,
+on_evict, on_insert. A ``victim`` next to an ``admit`` must not change state: the answer may be
+declined.
 Under the ``bmoe`` semantics insertion comes first: on_hit or on_miss + on_insert for every member
 in the order of their last picks, then victim (with key = -1) and on_evict until the pool fits.
 """
