@@ -16,6 +16,7 @@ from importlib import import_module
 import click
 
 from simlab import __version__
+from simlab.cli.invocation import record
 from simlab.errors import SimlabError
 
 #: Command -> (module in simlab/cli whose ``command`` it is, its short help).
@@ -79,6 +80,7 @@ def cli() -> None:
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0, 1 failed, 2 usage, 130 interrupted."""
     arguments = list(sys.argv[1:] if args is None else args)
+    record(arguments)
     try:
         # in this mode click returns the code of ctx.exit(), and else what the command returned
         code = cli.main(arguments or ["--help"], prog_name="simlab", standalone_mode=False)

@@ -58,9 +58,8 @@ def command(
     The rows of FILE are sorted, checked, and written with where they come from.
     """
     import json
-    import shlex
-    import sys
 
+    from simlab.cli.invocation import command_line
     from simlab.trace.importers import import_trace
     from simlab.trace.importers.options import ImportOptions
     from simlab.trace.stats import token_starts
@@ -73,7 +72,7 @@ def command(
         expert_bytes=expert_bytes,
         phase=phase,
         source=source,
-        command=shlex.join(["simlab", *sys.argv[1:]]),
+        command=command_line(),
         drop_dummies=drop_dummies,
     )
     trace = import_trace(source_kind, file, options)

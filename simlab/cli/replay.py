@@ -97,11 +97,11 @@ def command(
     import json
     import os
 
+    from simlab.cli.invocation import command_line
     from simlab.cli.progress import bar
     from simlab.cli.result_table import print_results
     from simlab.policy.registry import load_policy, policy_names
     from simlab.replay.grid import cells_for, replay_grid
-    from simlab.replay.provenance import command_line
     from simlab.replay.run import Replayer
     from simlab.replay.sizes import parse_sizes
     from simlab.resources import default_trace

@@ -90,13 +90,12 @@ def merge(traces: tuple[Path, ...], out: Path) -> None:
 
 
 def _write(trace: Trace, out: Path) -> None:
-    import shlex
-    import sys
     from dataclasses import replace
 
+    from simlab.cli.invocation import command_line
     from simlab.trace.write import write_trace
 
-    said = trace.meta.with_(command=shlex.join(["simlab", *sys.argv[1:]]))
+    said = trace.meta.with_(command=command_line())
     meta = write_trace(replace(trace, meta=said), out)
     click.echo(f"{out}: {trace.n_rows:,} rows, {trace.n_picks:,} picks")
     click.echo(meta.notes[-1])

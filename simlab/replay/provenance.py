@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import platform
-import shlex
-import sys
 import time
 from typing import Any
 
@@ -13,11 +11,6 @@ import numpy as np
 
 import simlab
 from simlab.trace.schema import TraceMeta
-
-
-def command_line() -> str:
-    """The command as typed."""
-    return shlex.join(["simlab", *sys.argv[1:]])
 
 
 def provenance(meta: TraceMeta, command: str, started: float) -> dict[str, Any]:
