@@ -1,7 +1,8 @@
 """Doubly linked lists over keys in flat arrays: the building block of LRU, FIFO, ARC and LFU.
 
 Several lists share the two arrays; list i has its sentinel at position n_keys + i, so that linking
-needs no branches. Every function is compiled; positions are int32.
+needs no branches. Every function is compiled; positions are uint32, which spares numba the check
+for negative indices.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from simlab.policy.jit import kernel_jit
 
 
 class Lists(NamedTuple):
-    """``prev`` and ``next``: int32 [n_keys + n_lists]. A key in no list points to itself."""
+    """``prev`` and ``next``: uint32 [n_keys + n_lists]. A key in no list points to itself."""
 
-    prev: npt.NDArray[np.int32]
-    next: npt.NDArray[np.int32]
+    prev: npt.NDArray[np.uint32]
+    next: npt.NDArray[np.uint32]
 
 
 def new_lists(n_keys: int, n_lists: int) -> Lists:
     """``n_lists`` empty lists over ``n_keys`` keys."""
-    here = np.arange(n_keys + n_lists, dtype=np.int32)
+    here = np.arange(n_keys + n_lists, dtype=np.uint32)
     return Lists(prev=here.copy(), next=here.copy())
 
 

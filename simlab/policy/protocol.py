@@ -2,7 +2,8 @@
 
 A policy is one Python file with module constants and plain functions; the replayer compiles the
 functions with numba and calls them from one generic kernel. Policies think in *keys*: key =
-layer_in_group * experts + expert, 0 <= key < group.keys. Slots are the kernel's business.
+layer_in_group * experts + expert, 0 <= key < group.keys. Slots are the kernel's business. Hooks get
+keys as uint32 (numba then skips its check for negative indices): subtract only after np.int64(key).
 
 Constants of a policy file::
 

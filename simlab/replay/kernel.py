@@ -59,7 +59,7 @@ def _serve_miss(
         UPLOADED with (expert, slot, victim key or -1) in fills[n_fill], DECLINED, or NOT_RESIDENT /
         IN_PRESENT_SET with the bad key in fills[0, 0].
     """
-    key = base + expert
+    key = np.uint32(base + expert)
     on_miss(state, cache, group, key)
     out = -1
     if cache.n_free[0] == 0:
@@ -73,9 +73,10 @@ def _serve_miss(
     if not admit(state, cache, group, key, out):
         return DECLINED
     if out >= 0:
-        slot = cache.slot_of[out]
-        cache.slot_of[out] = -1
-        on_evict(state, cache, group, out)
+        gone = np.uint32(out)
+        slot = cache.slot_of[gone]
+        cache.slot_of[gone] = -1
+        on_evict(state, cache, group, gone)
     else:
         cache.n_free[0] -= 1
         slot = cache.free[cache.n_free[0]]
@@ -94,7 +95,7 @@ def _plan_pick(
 ) -> Any:
     """Serve an access set of one member; returns its outcome, or an error as _serve_miss does."""
     base = layer * group.experts
-    key = base + experts[0]
+    key = np.uint32(base + experts[0])
     cache.now[0] += 1
     cache.stamp[key] = cache.now[0]
     on_set(state, cache, group, layer, experts)
@@ -136,12 +137,12 @@ def _plan_set(
     now = cache.now[0] + 1
     cache.now[0] = now
     for i in range(n):
-        cache.stamp[base + experts[i]] = now
+        cache.stamp[np.uint32(base + experts[i])] = now
     on_set(state, cache, group, layer, experts)
     n_miss = 0
     for i in range(n):
         expert = experts[i]
-        key = base + expert
+        key = np.uint32(base + expert)
         if cache.slot_of[key] >= 0:
             outcome[i] = HIT
             on_hit(state, cache, group, key)
@@ -211,11 +212,11 @@ def _plan_batch(
     now = cache.now[0] + 1
     cache.now[0] = now
     for i in range(n):
-        cache.stamp[base + experts[i]] = now
+        cache.stamp[np.uint32(base + experts[i])] = now
     on_set(state, cache, group, layer, experts)
     n_fill = 0
     for i in range(n):
-        key = base + experts[i]
+        key = np.uint32(base + experts[i])
         if cache.slot_of[key] >= 0:
             outcome[i] = HIT
             on_hit(state, cache, group, key)
@@ -240,7 +241,7 @@ def _plan_batch(
     present = 0
     if protect:
         for i in range(n):
-            if cache.slot_of[base + experts[i]] >= 0:
+            if cache.slot_of[np.uint32(base + experts[i])] >= 0:
                 present += 1
     while pool[1] > pool[0] and residents > present:
         out = victim(state, cache, group, -1)
@@ -250,14 +251,15 @@ def _plan_batch(
         if protect and cache.stamp[out] == now:
             fills[0, 0] = out
             return IN_PRESENT_SET
-        slot = cache.slot_of[out]
-        cache.slot_of[out] = -1
+        gone = np.uint32(out)
+        slot = cache.slot_of[gone]
+        cache.slot_of[gone] = -1
         cache.key_of[slot] = -1
         cache.free[cache.n_free[0]] = slot
         cache.n_free[0] += 1
         pool[1] -= layer_bytes[out // group.experts]
         residents -= 1
-        on_evict(state, cache, group, out)
+        on_evict(state, cache, group, gone)
     return n_fill
 
 
@@ -331,7 +333,7 @@ def replay(
             and (tokens > gate_tokens or min(tokens * group.k, group.experts) > group.slots)
         ):
             for i in range(begin, end):
-                if cache.slot_of[base + experts[i]] >= 0:
+                if cache.slot_of[np.uint32(base + experts[i])] >= 0:
                     outcome[i] = LARGE_HIT
                 else:
                     outcome[i] = LARGE_STREAMED
@@ -343,7 +345,7 @@ def replay(
             n_run = 0
             for i in range(begin, end):
                 if next_use.shape[0] > 0:
-                    cache.next_use[base + experts[i]] = next_use[i]
+                    cache.next_use[np.uint32(base + experts[i])] = next_use[i]
                 code = _plan_pick(state, cache, group, layer, experts[i : i + 1], fills, protect)
                 if code < 0:
                     fills[0, 1] = code
@@ -353,7 +355,7 @@ def replay(
         else:
             if next_use.shape[0] > 0:
                 for i in range(begin, end):
-                    cache.next_use[base + experts[i]] = next_use[i]
+                    cache.next_use[np.uint32(base + experts[i])] = next_use[i]
             n_fill = _plan_set(
                 state, cache, group, layer, experts[begin:end], outcome[begin:end], fills, protect
             )
