@@ -19,7 +19,7 @@ ORDER = [
     "result", "trace", "model", "policy", "replay", "cost", "analysis", "sweep", "capture", "live",
     "report", "cli",
 ]  # fmt: skip
-MODULES = {"errors", "resources", "cache_folder"}  # may be imported by every folder
+MODULES = {"errors", "resources", "cache_folder", "whole_file"}  # may be imported by every folder
 FOR_ALL = {*MODULES, ""}  # "": the version in simlab/__init__.py
 # capture and live stand beside sweep; a report reads result files, never the simulator
 NARROWER = {
@@ -29,6 +29,7 @@ NARROWER = {
     "result": set(),
     "errors": set(),
     "cache_folder": {"errors"},
+    "whole_file": {"errors"},
     "resources": {"errors"},
 }
 TORCH = {"torch", "transformers", "safetensors", "tokenizers"}

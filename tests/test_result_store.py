@@ -20,9 +20,9 @@ from simlab.result.store import (
     read_results,
     results_to_pandas,
     results_to_polars,
-    write_atomically,
     write_results,
 )
+from simlab.whole_file import write_atomically
 
 SUFFIXES = (".json", ".parquet")
 

@@ -20,7 +20,8 @@ def command(results: tuple[str, ...], out: str, title: str | None) -> None:
     """
     from simlab.errors import UsageError
     from simlab.report.page import render_page
-    from simlab.result.store import read_results, write_atomically
+    from simlab.result.store import read_results
+    from simlab.whole_file import write_atomically
 
     if Path(out).suffix.lower() not in (".html", ".htm"):
         raise UsageError(f"{out}: a report is an HTML page; name it FILE.html")

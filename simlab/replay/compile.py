@@ -11,10 +11,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.util
-import os
 import re
 import sys
-import tempfile
 import types
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -33,6 +31,7 @@ from simlab.policy import protocol
 from simlab.policy.loader import Policy
 from simlab.policy.protocol import HOOKS, Group, new_cache
 from simlab.replay import default_hooks, kernel
+from simlab.whole_file import write_atomically
 
 _MARK = "# simlab: hooks"
 
@@ -148,21 +147,10 @@ def _lock(path: Path) -> AbstractContextManager[Any]:
     return FileLock(path)
 
 
-def _write_atomically(path: Path, text: str) -> None:
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(temporary, path)
-    except OSError:
-        os.unlink(temporary)
-        raise
-
-
 def _import(path: Path, policy: Policy) -> types.ModuleType:
     source = _source_of(policy)
     if not path.exists() or path.read_text(encoding="utf-8") != source:
-        _write_atomically(path, source)
+        write_atomically(path, source.encode())
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -11,7 +11,6 @@ import io
 import json
 import math
 import os
-import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from simlab.errors import SimlabError, UsageError
 from simlab.result.schema import SCHEMA_VERSION, Counters, Result
+from simlab.whole_file import check_place, write_atomically
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -113,33 +113,6 @@ def results_to_pandas(results: Iterable[Result]) -> pd.DataFrame:
     return frame
 
 
-def write_atomically(path: str | os.PathLike[str], body: bytes) -> None:
-    """Write a whole file under a temporary name beside ``path``, then rename it.
-
-    Raises:
-        UsageError: the folder does not exist, or ``path`` is a folder.
-        SimlabError: the file cannot be written; nothing is left behind.
-    """
-    path = Path(path)
-    _check_place(path)
-    partial = path.with_name(f".{path.name[:80]}.{secrets.token_hex(4)}.part")
-    try:
-        try:
-            with open(partial, "xb") as sink:
-                sink.write(body)
-                sink.flush()
-                os.fsync(sink.fileno())
-            os.replace(partial, path)
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
-    except OSError as exc:
-        reason = exc.strerror or str(exc)
-        raise SimlabError(
-            f"cannot write {path}: {reason}; free some space or name another folder"
-        ) from None
-
-
 def check_target(path: str | os.PathLike[str]) -> None:
     """Refuse a place that write_results would refuse, before hours are spent on the results.
 
@@ -147,16 +120,7 @@ def check_target(path: str | os.PathLike[str]) -> None:
         UsageError: another suffix, the folder does not exist, or ``path`` is a folder.
     """
     _suffix(Path(path))
-    _check_place(Path(path))
-
-
-def _check_place(path: Path) -> None:
-    if not path.parent.is_dir():
-        raise UsageError(
-            f"folder {path.parent} does not exist; create it (mkdir -p) or name another"
-        )
-    if path.is_dir():
-        raise UsageError(f"{path} is a folder; name a file in it")
+    check_place(Path(path))
 
 
 def _suffix(path: Path) -> str:
