@@ -88,6 +88,7 @@ def test_recorded_steps() -> None:
     with pytest.raises(UsageError, match="recorded no steps"):
         steps(trace, schedule="recorded")
     recorded = Trace(**{**vars(trace), "step": np.array([0, 1, 2, 1, 2], np.int32)})
+    assert steps(trace, ubatch=10**30) == steps(trace)
     assert steps(recorded, schedule="recorded") == [[(0, 0)], [(0, 1), (1, 0)], [(0, 2), (1, 1)]]
 
 
@@ -254,6 +255,8 @@ def test_json_out_and_table_agree(
         (["--param", "half_life=3"], "policy lru has no parameter"),
         (["--ubatch", "0"], "1 or more"),
         (["--seed", "x"], "not a valid integer"),
+        (["--seed", "9" * 30], "fit 64 bits"),
+        (["--policy", "lfu-decay", "--param", "half_life=inf"], "must be 0.01"),
         (["--jobs", "0"], "--jobs"),
         (["--out", "nowhere/r.json"], "does not exist"),
         (["--out", "r.txt"], ".json or .parquet"),

@@ -89,7 +89,7 @@ def print_results(results: Sequence[Result], *, sample: bool = False) -> None:
         )
     # numbers are never cut: in a narrow terminal, or a pipe, lines run on
     width = Measurement.get(Console(width=500), Console(width=500).options, table).maximum
-    Console(width=width).print(table)
+    Console(width=width, markup=False, highlight=False).print(table)
     notes = list(dict.fromkeys(note for r in results for note in r.notes))
     if any(r.needs_engine_change for r in results):
         notes.insert(0, "* needs an engine change: llama.cpp itself cannot decline a miss")

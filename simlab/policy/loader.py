@@ -9,6 +9,8 @@ from __future__ import annotations
 import difflib
 import hashlib
 import inspect
+import math
+import re
 import sys
 import types
 from collections.abc import Callable, Mapping
@@ -79,7 +81,9 @@ class Policy:
         values = self.values(params)
         try:
             return self.init(group, group.slots, values)
-        except Exception as exc:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as exc:
             line = _line_in(exc, self.path)
             raise PolicyError(
                 f"policy {self.name} ({self.path}{line}): init() failed:"
@@ -108,7 +112,7 @@ class Policy:
                 raise UsageError(
                     f"parameter {name} of {self.name} must be a number, not {value!r}"
                 ) from None
-            if not param.low <= number <= param.high:
+            if not (math.isfinite(number) and param.low <= number <= param.high):
                 raise UsageError(
                     f"parameter {name} of {self.name} must be {param.low:g}..{param.high:g},"
                     f" not {number:g}"
@@ -154,7 +158,9 @@ def _execute(path: Path, module_name: str, sources: Mapping[Path, bytes]) -> typ
     sys.path.append(folder)
     try:
         exec(compile(sources[path.resolve()], str(path), "exec"), module.__dict__)
-    except Exception as exc:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as exc:  # SystemExit too: a policy file must not end the command
         del sys.modules[module_name]
         line = _line_in(exc, path)
         raise PolicyError(f"{path}{line}: {type(exc).__name__}: {exc}") from None
@@ -199,6 +205,10 @@ def _checked(
     for constant, kind in (("NAME", str), ("VERSION", int), ("SOURCE", str)):
         if not isinstance(declared.get(constant), kind):
             raise PolicyError(f"{path} lacks {constant} = <{kind.__name__}>")
+    if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,63}", declared["NAME"]):
+        raise PolicyError(f"{path}: NAME must be small letters, digits and -._, at most 64 of them")
+    if not 0 < declared["VERSION"] < 2**31:
+        raise PolicyError(f"{path}: VERSION must be 1, 2, 3 ..., not {declared['VERSION']}")
     for function in REQUIRED:
         if not callable(declared.get(function)):
             arguments = ["geometry", "slots", "params"]
@@ -212,11 +222,16 @@ def _checked(
         if count != expected:
             raise PolicyError(f"{path}: {hook}() takes {count} arguments, it is given {expected}")
     params = declared.get("PARAMS", {})
-    if not isinstance(params, dict) or not all(isinstance(p, Param) for p in params.values()):
+    if not isinstance(params, dict) or not all(
+        isinstance(name, str) and isinstance(p, Param) and _is_finite(p.default)
+        for name, p in params.items()
+    ):
         raise PolicyError(
             f"{path}: PARAMS must be a dict of name -> Param(default, low, high, doc)"
         )
-    needs = tuple(declared.get("NEEDS", ()))
+    needs = declared.get("NEEDS", ())
+    if not isinstance(needs, tuple | list) or not all(isinstance(n, str) for n in needs):
+        raise PolicyError(f"{path}: NEEDS must be a tuple of names, such as ('next_use',)")
     unknown = [need for need in needs if need not in KNOWN_NEEDS]
     if unknown:
         raise PolicyError(f"{path}: NEEDS {unknown[0]!r}; known: {', '.join(KNOWN_NEEDS)}")
@@ -227,7 +242,7 @@ def _checked(
         version=declared["VERSION"],
         source=declared["SOURCE"],
         params=params,
-        needs=needs,
+        needs=tuple(needs),
         bound=bool(declared.get("BOUND", False)),
         declines=bool(declared.get("DECLINES", False)),
         doc=inspect.cleandoc(module.__doc__ or ""),
@@ -237,6 +252,10 @@ def _checked(
         init=declared["init"],
         hooks=_bind(hooks, own_files),
     )
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _bind(hooks: Mapping[str, Any], own_files: set[Path]) -> dict[str, Any]:

@@ -81,6 +81,8 @@ class Replayer:
             raise UsageError(
                 f"--semantics must be one of {', '.join(SEMANTICS)}, not {semantics!r}"
             )
+        if not -(2**63) <= seed < 2**63:
+            raise UsageError(f"--seed must fit 64 bits, not {seed}")
         if on_decline not in ON_DECLINE:
             raise UsageError(f"--on-decline must be one of {', '.join(ON_DECLINE)}")
         self.trace = trace

@@ -105,6 +105,7 @@ def build_schedule(
         raise UsageError(f"--prefill must be one of {', '.join(PREFILL_MODES)}, not {prefill!r}")
     if concurrency < 1 or ubatch < 1:
         raise UsageError("--concurrency and --ubatch must be 1 or more")
+    ubatch = min(ubatch, len(tokens.phase))
     chosen = np.arange(len(tokens.phase))
     if prefill == "skip":
         chosen = np.flatnonzero(tokens.phase == DECODE)
