@@ -1,7 +1,7 @@
 """How the ids that experts receive are read: one general rule, and one table of exceptions.
 
-The rule: an experts module is called as ``experts(hidden_states, ids, weights)``; it is known by the
-names of those parameters, so every model written that way is understood without being listed. What
+The rule: an experts module is called as ``experts(hidden_states, ids, weights)``; it is known by
+the names of those parameters, so a model written that way is understood without being listed. What
 a router computes on the way there (logits, scores) is never used: a bias, groups or a hash may
 still change the choice after it.
 """

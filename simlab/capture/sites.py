@@ -104,7 +104,7 @@ def _by_hook(model: torch.nn.Module, hook: str) -> Iterator[tuple[str, torch.nn.
 
 
 def _described(which: str) -> Adapter:
-    """The adapter of a --hook's argument; the weights are what follows it, if that has its shape."""
+    """The adapter of a --hook's argument; what follows it are the weights, if the shape agrees."""
     import torch
 
     def reading(ids: Any, weights: Any) -> Reading:
