@@ -64,9 +64,7 @@ def join(cache: Any, other: Any, width: int) -> None:
             layer.keys = torch.cat([layer.keys, more.keys])
             layer.values = torch.cat([layer.values, more.values])
 
-        def beside(
-            name: str, i: int, tensor: torch.Tensor, more: Any = more
-        ) -> torch.Tensor:
+        def beside(name: str, i: int, tensor: torch.Tensor, more: Any = more) -> torch.Tensor:
             return torch.cat([tensor, getattr(more, name)[i]])
 
         _states(layer, beside)

@@ -153,7 +153,7 @@ class Engine:
         """Run (index, prompt ids) in order; returns whether all came to their ends.
 
         Raises:
-            SimlabError: a MoE layer was not seen, or the model gave no finite logits.
+            SimlabError: a MoE layer was not seen in a step, or saw other tokens than were given.
         """
         import torch
 
@@ -211,15 +211,13 @@ class Engine:
             return True
         going = self._choose(requests, logits)
         if going:
-            self._take_lanes([requests[i] for i in going], going, cache, width)
+            longest = max(requests[i].fed for i in going)
+            if len(going) < len(requests) or longest < width:
+                keep(cache, going, longest)
+            self._take_lanes([requests[i] for i in going], cache, longest)
         return True
 
-    def _take_lanes(
-        self, requests: list[Request], rows: list[int], cache: Any, width: int
-    ) -> None:
-        longest = max(r.fed for r in requests)
-        if len(rows) < len(cache_rows(cache)) or longest < width:
-            keep(cache, rows, longest)
+    def _take_lanes(self, requests: list[Request], cache: Any, longest: int) -> None:
         if not self._lanes:
             self._cache, self._width = cache, longest
         else:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from simlab.capture.demo import demo_texts
 from simlab.errors import SimlabError, UsageError
 
 _JSONL = (".jsonl", ".ndjson")
@@ -160,3 +161,10 @@ def _chat(prompt: Prompt, tokenizer: Any, answer: bool) -> list[int]:
         raise SimlabError(f"{prompt.name}: the chat template refuses it: {reason}") from None
     # the template has written the special tokens already
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def demo_prompts(*, whole: bool = False) -> list[Prompt]:
+    """The embedded texts: their beginnings, to be continued, or the whole passages."""
+    return [
+        Prompt(text.id, text.text if whole else text.prompt, tag=text.tag) for text in demo_texts()
+    ]
