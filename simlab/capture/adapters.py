@@ -74,6 +74,13 @@ def by_signature(module: torch.nn.Module) -> Adapter | None:
     return Adapter(read)
 
 
+_ids, _weights = argument(1, "top_k_index"), argument(2, "top_k_weights")
+
+
+def _plain(_m: Any, args: tuple[Any, ...], kwargs: dict[str, Any], _out: Any) -> Reading:
+    return _ids(args, kwargs), _weights(args, kwargs)
+
+
 def _switch(_m: Any, args: tuple[Any, ...], kwargs: dict[str, Any], _out: Any) -> Reading:
     chosen = argument(1, "selected_experts")(args, kwargs)  # one-hot [tokens, 1, n_expert]
     weights = argument(2, "routing_weights")(args, kwargs)
@@ -82,14 +89,12 @@ def _switch(_m: Any, args: tuple[Any, ...], kwargs: dict[str, Any], _out: Any) -
 
 
 def _longcat(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], _out: Any) -> Reading:
-    ids = argument(1, "top_k_index")(args, kwargs)
-    weights = argument(2, "top_k_weights")(args, kwargs)
+    ids, weights = _plain(module, args, kwargs, None)
     return ids.masked_fill(ids >= module.num_routed_experts, -1), weights
 
 
-def _zaya(_m: Any, args: tuple[Any, ...], kwargs: dict[str, Any], _out: Any) -> Reading:
-    ids = argument(1, "top_k_index")(args, kwargs)
-    weights = argument(2, "top_k_weights")(args, kwargs)
+def _zaya(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], _out: Any) -> Reading:
+    ids, weights = _plain(module, args, kwargs, None)
     return ids.masked_fill(weights == 0, -1), weights
 
 

@@ -18,6 +18,8 @@ _COUNTS = ("num_experts", "num_routed_experts", "n_routed_experts", "num_local_e
            "moe_num_experts", "n_experts")  # fmt: skip
 _PICKS = ("num_experts_per_tok", "top_k", "moe_top_k", "moe_topk", "num_experts_per_token",
           "top_k_experts", "moe_k")  # fmt: skip
+#: parts of a model that see no text token
+_OTHER_PARTS = re.compile(r"(^|\.)(vision|visual|image|audio|talker|code2wav)")
 #: how to describe a model that is not understood; ends the messages that say so
 HOOK_HELP = (
     "name the module that is given the expert ids, and the argument:"
@@ -77,6 +79,8 @@ def find_sites(model: torch.nn.Module, hook: str | None = None) -> list[Site]:
 
 def _by_rule(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, Adapter]]:
     for path, module in model.named_modules():
+        if _OTHER_PARTS.search(path):
+            continue
         name = type(module).__name__
         if name in REFUSED:
             raise SimlabError(f"{architecture(model)} cannot be captured: {REFUSED[name]}")
