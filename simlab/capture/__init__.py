@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from simlab.capture.hooks import Picks, Tap, attach
-    from simlab.capture.tracing import tracing
+    from simlab.capture.watch import tracing
 
 __all__ = ["Picks", "Tap", "attach", "tracing"]
 
@@ -14,7 +14,7 @@ __all__ = ["Picks", "Tap", "attach", "tracing"]
 def __getattr__(name: str) -> Any:
     # torch takes seconds to import: it is asked for when it is used
     if name == "tracing":
-        from simlab.capture.tracing import tracing
+        from simlab.capture.watch import tracing
 
         return tracing
     if name in ("Picks", "Tap", "attach"):

@@ -237,7 +237,8 @@ class Tap:
             self.discard()
             raise SimlabError(
                 f"{self._name}: layer {site.layer} ({site.path}) was called twice in one forward"
-                f" pass; {HOOK_HELP}"
+                " pass, and a trace has one row a token and layer; if that is not the module with"
+                f" the experts, {HOOK_HELP}"
             )
         self._seen[place] = pair
 
