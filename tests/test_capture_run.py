@@ -262,7 +262,7 @@ def test_experts_that_see_other_tokens_are_refused() -> None:
 
 def test_picks_without_an_expert_are_no_rows(tmp_path: Path) -> None:
     from simlab.capture.engine import StepRows
-    from simlab.capture.run import _append
+    from simlab.capture.spool import Spool
     from simlab.trace.schema import TraceMeta
     from simlab.trace.write import TraceWriter
 
@@ -274,10 +274,12 @@ def test_picks_without_an_expert_are_no_rows(tmp_path: Path) -> None:
         experts=np.array([[[3, -1, 1], [-1, -1, -1]], [[-1, 2, 0], [7, 6, 5]]], np.int16),
         weights=np.array([[[0.5, 0, 0.25], [0] * 3], [[0, 1, 0], [1, 2, 3]]], np.float16),
     )
-    with TraceWriter(
-        tmp_path / "t.parquet", TraceMeta(8, 3, (2, 9)), weights=True, step=True
-    ) as writer:
-        _append(writer, rows, np.array([2, 9]), True)
+    meta = TraceMeta(8, 3, (2, 9))
+    with (
+        TraceWriter(tmp_path / "t.parquet", meta, weights=True, step=True) as writer,
+        Spool(writer, (2, 9), step=True) as spool,
+    ):
+        spool.put(rows)
     trace = read_trace(tmp_path / "t.parquet", cache=False)
     assert trace.token.tolist() == [5, 6, 6]
     assert trace.layer.tolist() == [2, 2, 9]

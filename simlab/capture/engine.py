@@ -202,7 +202,7 @@ class Engine:
                 ids[:, span], real[:, : span.stop], token[:, span].clip(0), cache, not forced
             )
             phase = self.settings.forced_phase if forced else PREFILL
-            self._rows(requests, token[:, span], real[:, span].astype(bool), phase)
+            self._rows(self.tap.take(), requests, token[:, span], real[:, span].astype(bool), phase)
         for request in requests:
             request.fed = len(request.prompt)
         if forced:
@@ -233,11 +233,12 @@ class Engine:
         columns = np.arange(self._width + 1)
         real = (columns >= self._width - token).astype(np.int64)
         logits = self._call(ids, real, token, self._cache, True)
-        self._rows(lanes, token, np.ones_like(token, dtype=bool), DECODE)
+        picks = self.tap.take()  # a GPU goes on computing while they are copied
         self._width += 1
         for request in lanes:
             request.fed += 1
         going = self._choose(lanes, logits)
+        self._rows(picks, lanes, token, np.ones_like(token, dtype=bool), DECODE)
         if len(going) == len(lanes):
             return
         self._lanes = [lanes[i] for i in going]
@@ -261,13 +262,13 @@ class Engine:
 
     def _rows(
         self,
+        picks: Picks,
         requests: Sequence[Request],
         token: npt.NDArray[Any],
         real: npt.NDArray[np.bool_],
         phase: int,
     ) -> None:
-        """Hand out the picks of the step that was just computed, without its padding."""
-        picks: Picks = self.tap.take()
+        """Hand out the picks of a step without its padding."""
         if picks.n_tokens != real.size:
             raise SimlabError(
                 f"{type(self.model).__name__}: its experts saw {picks.n_tokens} tokens in a step of"

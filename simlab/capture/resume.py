@@ -130,7 +130,8 @@ def _left(path: Path, name: Path, key: str, lengths: Sequence[int], settings: Se
         span = slice(*np.searchsorted(trace.request, [request, request + 1]))
         whole = int(trace.token[span].max()) + 1 == lengths[request] + new
         # one whose prompt was cut short has a later step than the last decode step
-        if whole or (step is not None and int(step[span].max()) < last_decode):
+        ended = step is not None and int(step[span].max()) < last_decode
+        if whole or ended or not trace.meta.partial:
             complete.add(int(request))
     rows = np.flatnonzero(np.isin(trace.request, sorted(complete)))
     return Left(

@@ -1,8 +1,8 @@
 """A capture: prompts in, a trace out, written while the model runs.
 
-Every step's rows go to a `TraceWriter` at once, so at most the last second is lost when the process
-is killed. Ctrl-C lets the step end and makes a valid trace of what there is, marked partial. A
-partial trace, or the stream of a killed capture, is gone on with by ``resume``.
+Every step's rows are on the disk within a second, so no more is lost when the process is killed.
+Ctrl-C lets the step end and makes a valid trace of what there is, marked partial. A partial trace,
+or the stream of a killed capture, is gone on with by ``resume``.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from simlab.capture.hooks import Tap, attach
 from simlab.capture.load import Loaded, out_of_memory
 from simlab.capture.prompts import Prompt, tokenize
 from simlab.capture.resume import Left, check_target, find_left, key_of
+from simlab.capture.spool import Spool
 from simlab.errors import SimlabError, UsageError
 from simlab.trace.arrow import batches_of, take_rows
 from simlab.trace.schema import DECODE, PREFILL, TraceMeta
@@ -129,10 +130,9 @@ def capture(
         # steps of a teacher-forced text are pieces of it, not what is decoded together
         writer = TraceWriter(path, meta, weights=weights, step=not forced)
         count = _Count()
-        layers = np.array(tap.moe_layers)
 
         def emit(rows: StepRows) -> None:
-            _append(writer, rows, layers, not forced)
+            spool.put(rows)
             count.add(rows)
             tell(len(rows.token), 0)
 
@@ -143,6 +143,7 @@ def capture(
         with (
             _kept_on_failure(writer, loaded, settings),
             writer,
+            Spool(writer, tap.moe_layers, step=not forced) as spool,
             _stop_on_interrupt() as stop,
         ):
             _append_left(writer, left)
@@ -162,6 +163,7 @@ def capture(
             except KeyboardInterrupt:
                 whole = False
             count.seconds = time.monotonic() - started
+            spool.close()
             if not whole and not writer.rows_written:
                 raise KeyboardInterrupt
             meta = writer.close(partial=not whole)
@@ -193,28 +195,6 @@ def _captured(path: Path, meta: TraceMeta, left: Left | None, count: _Count) -> 
     return Captured(
         path, meta, requests + kept, tokens[0], tokens[1], sum(count.tokens), count.seconds, kept
     )
-
-
-def _append(writer: TraceWriter, rows: StepRows, layers: Any, with_step: bool) -> None:
-    """The rows of a step; picks that ran no expert are left out, and rows without any pick."""
-    n, depth, k = rows.experts.shape
-    experts = rows.experts.reshape(n * depth, k)
-    weights = None if rows.weights is None else rows.weights.reshape(n * depth, k)
-    columns: dict[str, Any] = {
-        "request": np.repeat(rows.request, depth),
-        "token": np.repeat(rows.token, depth),
-        "phase": np.repeat(rows.phase, depth),
-        "layer": np.tile(layers, n),
-    }
-    ran = experts >= 0
-    if not ran.all():
-        lengths = ran.sum(1)
-        columns = {name: column[lengths > 0] for name, column in columns.items()}
-        columns["lengths"] = lengths[lengths > 0]
-        experts = experts[ran]
-        weights = None if weights is None else weights[ran]
-    step = {"step": rows.step} if with_step else {}
-    writer.append(**columns, experts=experts, weights=weights, **step)
 
 
 def _append_left(writer: TraceWriter, left: Left | None) -> None:
