@@ -25,7 +25,7 @@ from simlab.errors import SimlabError
 if TYPE_CHECKING:
     import torch
 
-#: From this many tokens on, a copy per layer is cheaper than stacking the layers first (CUDA).
+#: From this many tokens on, a copy per layer is cheaper than stacking the layers first.
 _STACK_TOKENS = 2048
 
 
@@ -75,6 +75,11 @@ class Picks:
 
 
 def _gather(tensors: Sequence[torch.Tensor], kind: np.dtype[Any], fill: int) -> npt.NDArray[Any]:
+    import torch
+
+    if len({t.shape for t in tensors}) == 1 and len(tensors[0]) < _STACK_TOKENS:
+        stacked = torch.stack(list(tensors), 1).to(getattr(torch, kind.name))
+        return np.asarray(stacked.numpy(force=True))
     k = max(t.shape[1] for t in tensors)
     out = np.empty((tensors[0].shape[0], len(tensors), k), kind)
     for i, tensor in enumerate(tensors):
