@@ -76,7 +76,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     ("args", "words"),
     [
         (["repaly"], "did you mean 'replay'?"),
-        (["xyzzy"], "there are inspect, import"),
+        (["xyzzy"], "there are capture, inspect"),
         (["--vresion"], "--version"),
         (["replay", "--no-such-option"], "simlab replay --help"),
     ],

@@ -194,6 +194,31 @@ def test_memory_stays_bounded_for_sorted_pieces(
     assert_same(read_trace(tmp_path / "t.parquet", cache=False), trace)
 
 
+def test_memory_stays_bounded_for_requests_side_by_side(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three requests at a time, token by token: never more than those are joined."""
+    monkeypatch.setattr(write, "BATCH_ROWS", 60)
+    largest = 0
+    join = arrow.join_rows
+
+    def watched(pieces: list[Rows]) -> Rows:
+        nonlocal largest
+        joined = join(pieces)
+        largest = max(largest, len(joined.request))
+        return joined
+
+    monkeypatch.setattr(write, "join_rows", watched)
+    trace = regular(12, 25, 4)  # requests of 25 tokens, 4 layers
+    with writer_of(trace, tmp_path / "t.parquet") as writer:
+        for first in range(0, 12, 3):
+            for token in range(25):
+                now = (trace.request // 3 == first // 3) & (trace.token == token)
+                append(writer, arrow.take_rows(whole(trace), np.flatnonzero(now)))
+    assert largest <= 3 * 100 + 60
+    assert_same(read_trace(tmp_path / "t.parquet", cache=False), trace)
+
+
 # A capture: prints each token once it is flushed; token t has rows of layers 0 and 1.
 CAPTURE = """
 import sys

@@ -21,6 +21,7 @@ from simlab.errors import SimlabError
 
 #: Command -> (module in simlab/cli whose ``command`` it is, its short help).
 COMMANDS: dict[str, tuple[str, str]] = {
+    "capture": ("capture", "Run a model over prompts and write what its routers picked"),
     "inspect": ("inspect", "Show what is in a trace: shape, reuse, popular experts, cycle"),
     "import": ("import_", "Turn another tool's router picks into a trace"),
     "trace": ("trace", "Recover, slice or merge traces"),

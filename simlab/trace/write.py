@@ -31,7 +31,6 @@ from simlab.trace.arrow import (
     sort_rows,
     to_array,
     to_batch,
-    trace_of,
 )
 from simlab.trace.schema import METADATA_KEY, Trace, TraceMeta
 from simlab.trace.sink import parquet_sink, reason_of
@@ -64,10 +63,10 @@ class TraceWriter:
     """Writes a trace that arrives in pieces; a context manager.
 
     Every piece is checked and is on its way to the disk within a second, in
-    ``<path>.part.arrows``. `close` makes the Parquet file (memory stays bounded while the pieces
-    came in the order (request, token, layer); otherwise everything is sorted in memory) and removes
-    the stream. When the block ends by an exception, or the process is killed, the stream stays
-    and `recover_trace` reads it.
+    ``<path>.part.arrows``. `close` makes the Parquet file and removes the stream. Memory stays
+    bounded while the pieces came in the order (request, token, layer), or requests began in order;
+    what came beside an unfinished request is then sorted in memory. When the block ends by an
+    exception, or the process is killed, the stream stays and `recover_trace` reads it.
 
     Args:
         path: the Parquet file to be.
@@ -289,7 +288,7 @@ def recover_trace(stream_path: str | os.PathLike[str], out: str | os.PathLike[st
 
 
 def _convert(source: Path, out: Path, changes: dict[str, Any], *, whole: bool) -> TraceMeta:
-    """Stream file to Parquet, batch by batch if the rows are in order, else sorted in memory."""
+    """Stream file to Parquet, batch by batch if the rows are in order, else sorted by request."""
     meta, kinds = _stream_head(source)
     meta = meta.with_(**changes)
     last: Rows | None = None
@@ -306,12 +305,10 @@ def _convert(source: Path, out: Path, changes: dict[str, Any], *, whole: bool) -
         last = slice_rows(rows, len(rows.request) - 1, len(rows.request))
     if not total:
         raise TraceError(f"{source} holds no complete piece of a trace: nothing to save")
-    if not in_order:
-        trace = trace_of(sort_rows(join_rows(list(_stream_rows(source, whole)))), meta)
-        return write_trace(trace, out)
+    pieces = _stream_rows(source, whole) if in_order else _by_request(source, whole)
     meta.check()
     with parquet_sink(out, weights="weights" in kinds.names, step="step" in kinds.names) as sink:
-        for rows in _full_batches(_stream_rows(source, whole)):
+        for rows in _full_batches(pieces):
             where = row_name(rows.request, rows.token, rows.layer)
             check_layers(rows.layer, meta.moe_layers, where)
             check_picks(rows.experts, rows.lengths, meta.n_expert, meta.k, where)
@@ -346,6 +343,29 @@ def _stream_rows(source: Path, whole: bool) -> Iterator[Rows]:
     except (OSError, ValueError, MemoryError, pa.ArrowException) as exc:
         if whole:
             raise TraceError(f"cannot read {source} back: {reason_of(exc)}") from None
+
+
+def _by_request(source: Path, whole: bool) -> Iterator[Rows]:
+    """The rows of a stream request by request, sorted and their order checked.
+
+    Only requests that came beside an unfinished one of a lower number are in memory: with requests
+    that are started in order, about as many as ran together.
+    """
+    last: dict[int, int] = {}  # request -> its last piece
+    for number, rows in enumerate(_stream_rows(source, whole)):
+        last.update(dict.fromkeys(np.unique(rows.request).tolist(), number))
+    waiting: dict[int, list[Rows]] = {}
+    left = sorted(last, reverse=True)
+    for number, rows in enumerate(_stream_rows(source, whole)):
+        rows = sort_rows(rows)
+        requests, starts = np.unique(rows.request, return_index=True)
+        ends = np.append(starts[1:], len(rows.request))
+        for request, start, end in zip(requests.tolist(), starts, ends, strict=True):
+            waiting.setdefault(request, []).append(slice_rows(rows, int(start), int(end)))
+        while left and last[left[-1]] <= number:
+            done = sort_rows(join_rows(waiting.pop(left.pop())))
+            check_order(done.request, done.token, done.phase, done.layer)
+            yield done
 
 
 def _full_batches(pieces: Iterable[Rows]) -> Iterator[Rows]:
