@@ -6,7 +6,7 @@ unexport PYTHONPATH PYTHONHOME
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-slow check bench clean
+.PHONY: help demo test test-capture test-slow check bench clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -17,7 +17,11 @@ demo:  ## from the sample trace to a report of hit rate against bytes moved
 
 test:  ## all tests that take seconds
 	@sh scripts/venv.sh dev
-	@.venv/bin/python -m pytest -m "not slow"
+	@.venv/bin/python -m pytest -m "not slow" -n 2
+
+test-capture:  ## the tests of capture; installs torch
+	@sh scripts/venv.sh capture
+	@.venv/bin/python -m pytest -m "not slow" -n 2 $(wildcard tests/test_capture*.py tests/test_demo*.py)
 
 test-slow:  ## the tests that take minutes
 	@sh scripts/venv.sh dev

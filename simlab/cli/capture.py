@@ -72,8 +72,6 @@ def command(**o: Any) -> None:
     a valid trace, marked partial; --resume goes on with it, or with one that was killed.
     """
     import json
-    import shlex
-    import sys
     from dataclasses import replace
 
     from simlab.capture.engine import Settings
@@ -81,6 +79,7 @@ def command(**o: Any) -> None:
     from simlab.capture.prompts import demo_prompts, read_prompts
     from simlab.capture.resume import check_target
     from simlab.capture.run import capture
+    from simlab.cli.invocation import command_line
     from simlab.cli.progress import token_bar
     from simlab.trace.schema import DECODE, PREFILL
 
@@ -111,7 +110,7 @@ def command(**o: Any) -> None:
                 for name in ("weights", "hook", "max_prompt_tokens", "resume", "force")
             },
             source=source,
-            command=shlex.join(["simlab", *sys.argv[1:]]),
+            command=command_line(),
             watch=watch,
         )
     click.echo(json.dumps(done.to_dict(), indent=2) if o["as_json"] else str(done))
