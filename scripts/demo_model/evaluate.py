@@ -44,7 +44,7 @@ MOST_BYTES, TRACED = 60_000, 16
 
 def windows(tokenizer: Any, text: str) -> Iterator[list[int]]:
     """The text's tokens, WINDOW at a time."""
-    ids = tokenizer(text).input_ids
+    ids = tokenizer(text, verbose=False).input_ids
     for at in range(0, len(ids), WINDOW):
         yield ids[at : at + WINDOW]
 

@@ -154,7 +154,7 @@ def main() -> None:
     mean = dict.fromkeys(("prose", "code", "mixed"), math.nan)
     kinds = {"python": "code", "pydoc": "mixed"}
     with (out / "loss.csv").open("w", newline="") as file:
-        log = csv.writer(file)
+        log = csv.writer(file, lineterminator="\n")
         log.writerow(["step", "tokens", "seconds", "rate", "loss", "balance", *mean])
         while True:
             clock = (time.monotonic() - started) / 60 / float(control.read_text() or 0)
