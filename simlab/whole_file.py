@@ -44,3 +44,5 @@ def check_place(path: Path) -> None:
         )
     if path.is_dir():
         raise UsageError(f"{path} is a folder; name a file in it")
+    if path.exists() and not path.is_file():
+        raise UsageError(f"{path} is a device or a pipe, which a file would replace; name a file")

@@ -194,6 +194,52 @@ def test_every_policy_is_between_the_bounds_on_the_sample(sample: Trace) -> None
             assert min(misses.values()) == misses["opt-bypass"]
 
 
+def two_groups(seed: int) -> Trace:
+    """Two layers of different bytes, three requests."""
+    rng = np.random.default_rng(seed)
+    n = 120
+    picks = np.stack([rng.permutation(6)[:2] for _ in range(2 * n)]).astype(np.uint16)
+    return Trace(
+        TraceMeta(n_expert=6, k=2, moe_layers=(0, 1), expert_bytes=((2**62,), (1,))),
+        np.repeat(np.arange(3, dtype=np.int32), 2 * n // 3),
+        np.tile(np.repeat(np.arange(n // 3, dtype=np.int32), 2), 3),
+        np.full(2 * n, DECODE, np.uint8),
+        np.tile(np.array([0, 1], np.int16), n),
+        np.arange(2 * n + 1, dtype=np.int64) * 2,
+        picks.reshape(-1),
+    )
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_results_do_not_depend_on_the_chunk(monkeypatch: pytest.MonkeyPatch, lanes: int) -> None:
+    """lfu-decay counts on_step calls; a chunk must not swallow or repeat one in either group."""
+    wanted = replay_cell(two_groups(5), policy="lfu-decay", slots=[3, 4], concurrency=lanes)
+    for chunk in (1, 2, 7):
+        monkeypatch.setattr("simlab.replay.run.CHUNK", chunk)
+        found = replay_cell(two_groups(5), policy="lfu-decay", slots=[3, 4], concurrency=lanes)
+        assert (found.counters, found.by_layer) == (wanted.counters, wanted.by_layer)
+
+
+def test_bytes_are_exact_beyond_64_bits() -> None:
+    counters = replay_cell(two_groups(1), slots=[2, 2]).counters
+    layers = replay_cell(two_groups(1), slots=[2, 2]).by_layer
+    assert counters.bytes_moved == sum(
+        layer["demand_uploads"] * size for layer, size in zip(layers, (2**62, 1), strict=True)
+    )
+    assert counters.bytes_moved > 2**64
+
+
+def test_cycle_counts_distinct_keys_and_the_cliff_follows_the_streams() -> None:
+    whole = replay_cell(two_groups(2), slots=[4, 4], concurrency=3)
+    per_pick = replay_cell(two_groups(2), slots=[4, 4], concurrency=3, semantics="per-pick")
+    assert whole.cycle == per_pick.cycle
+    assert whole.cliff_slots == whole.cycle["median"] < 6
+    alone = replay_cell(requests((0, 5)), slots=2, concurrency=16)
+    assert alone.cliff_slots == replay_cell(requests((0, 5)), slots=2).cliff_slots == 0
+    with pytest.raises(UsageError, match="leave out --concurrency"):
+        replay_cell(requests((0, 5)), slots=2, concurrency=2, schedule="recorded")
+
+
 @pytest.fixture(scope="module")
 def sample() -> Trace:
     """The shipped sample, its first requests."""
@@ -260,6 +306,7 @@ def test_json_out_and_table_agree(
         (["--jobs", "0"], "--jobs"),
         (["--out", "nowhere/r.json"], "does not exist"),
         (["--out", "r.txt"], ".json or .parquet"),
+        (["--slots", "1e1000000000%"], "slots per group"),
     ],
 )
 def test_bad_input_is_one_line_and_code_2(

@@ -9,6 +9,8 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import threading
+import time
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
@@ -61,6 +63,7 @@ class _Commands(click.Group):
         except KeyboardInterrupt:
             # said here, because click would print an empty line of its own first
             _say("simlab: interrupted")
+            _leave_threads_behind()
             ctx.exit(130)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -76,6 +79,16 @@ class _Commands(click.Group):
 @click.version_option(__version__, message="simlab %(version)s")
 def cli() -> None:
     """Which expert-cache policy, at which size, moves the fewest bytes for your model and text?"""
+
+
+def _leave_threads_behind() -> None:
+    """End the process now if a thread does not end soon: a policy may loop for ever."""
+    deadline = time.monotonic() + 3
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join(max(0.0, deadline - time.monotonic()))
+            if thread.is_alive():
+                os._exit(130)
 
 
 def main(args: Sequence[str] | None = None) -> int:

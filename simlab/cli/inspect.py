@@ -22,7 +22,7 @@ def command(trace: str | None, n_expert: int | None, as_json: bool) -> None:
     from simlab.resources import default_trace
     from simlab.trace.read import read_trace
 
-    path = trace or default_trace()
+    path = default_trace() if trace is None else trace
     found = inspect_trace(read_trace(path, n_expert=n_expert))
     if as_json:
         click.echo(json.dumps({"trace": str(path), **found.to_dict()}, indent=2))

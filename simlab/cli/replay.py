@@ -118,12 +118,12 @@ def command(
         if not equals:
             raise UsageError(f"--param takes NAME=VALUE, not {text!r}")
         given[name] = _numbers(value, float, f"--param {name}")[0]
-    sizes = [] if mib is not None else parse_sizes(slots or "10%,25%,50%")
+    sizes = [] if mib is not None else parse_sizes("10%,25%,50%" if slots is None else slots)
     budgets = [] if mib is None else _numbers(mib, float, "--mib")
     lanes = _numbers(concurrency, int, "--concurrency")
     if out is not None:
         check_target(out)
-    path = str(trace or default_trace())
+    path = str(default_trace() if trace is None else trace)
     replayer = Replayer(
         read_trace(path, n_expert=n_expert),
         semantics=semantics,

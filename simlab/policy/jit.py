@@ -17,6 +17,20 @@ from numba import njit
 _INSIDE = {"_nrt": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 
+def cached_jit(**options: Any) -> Callable[[Callable[..., Any]], Any]:
+    """``njit`` with numba's disk cache where it finds a place for one, without it elsewhere (a
+    read-only install and no home, or a module without a file).
+    """
+
+    def compile_(function: Callable[..., Any]) -> Any:
+        try:
+            return njit(cache=True, **options)(function)
+        except RuntimeError:
+            return njit(**options)(function)
+
+    return compile_
+
+
 def kernel_jit(function: Callable[..., Any]) -> Any:
     """Compile a building block: always inlined into its caller."""
     return njit(function, forceinline=True, **_INSIDE)

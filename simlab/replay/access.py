@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from simlab.policy.jit import cached_jit
 from simlab.replay.schedule import Schedule, Tokens, build_schedule, tokens_of
 from simlab.trace.schema import PREFILL, Trace
 
@@ -135,7 +135,7 @@ def cycle(access: Access, layers: npt.NDArray[np.bool_]) -> tuple[int, int, int]
     return int(keys.min()), int(np.median(keys)), int(keys.max())
 
 
-@njit(cache=True)
+@cached_jit()
 def _gather(
     step_offsets: Any,
     step_token: Any,
@@ -216,7 +216,7 @@ def _gather(
     )
 
 
-@njit(cache=True)
+@cached_jit()
 def next_uses(
     set_layer: Any, offsets: Any, experts: Any, served: Any, index_in_group: Any, n_expert: int
 ) -> Any:

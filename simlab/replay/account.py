@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
+from simlab.policy.jit import cached_jit
 from simlab.replay.access import EVERY_PICK, Access, frozen
 from simlab.replay.kernel import DECLINED, HIT, LARGE_HIT, LARGE_STREAMED, UPLOADED
 from simlab.result.schema import CLASSES, Counters
@@ -84,7 +84,10 @@ def account(
         access.order == EVERY_PICK,
         n_windows,
     )
-    sizes = None if layer_bytes is None else np.asarray(layer_bytes, np.int64)
+
+    def moved(experts: npt.NDArray[np.int64]) -> int:
+        """Bytes of so many experts of each layer, in Python's unbounded integers."""
+        return sum(n * size for n, size in zip(experts.tolist(), layer_bytes or (), strict=True))
 
     def counters(part: npt.NDArray[np.int64], steps: int, tokens: int) -> Counters:
         """Sum a part of the table, [..., layers, columns], to counters."""
@@ -109,7 +112,7 @@ def account(
             streamed=int(streamed.sum()),
             cpu_served=int(declined.sum()),
             merged_runs=int(columns[_RUNS]),
-            bytes_moved=None if sizes is None else int(((uploaded + streamed) * sizes).sum()),
+            bytes_moved=None if layer_bytes is None else moved(uploaded + streamed),
             picks=int(columns[_PICKS]),
             pick_hits=int(columns[_PICK_HITS]),
         )
@@ -181,7 +184,7 @@ def _classes_of_steps(access: Access, outcome: npt.NDArray[np.uint8]) -> npt.NDA
     return result
 
 
-@njit(cache=True, nogil=True)
+@cached_jit(nogil=True)
 def _walk(
     step_offsets: Any,
     step_token: Any,

@@ -162,7 +162,7 @@ def _import(path: Path, policy: Policy) -> types.ModuleType:
 def _import_uncached(source: str, name: str) -> types.ModuleType:
     module = types.ModuleType(name)
     sys.modules[name] = module
-    exec(compile(source.replace("(cache=True, ", "("), name, "exec"), module.__dict__)
+    exec(compile(source, name, "exec"), module.__dict__)
     return module
 
 

@@ -104,16 +104,16 @@ def replay_grid(
         if progress is not None:
             progress(done)
 
-    with ThreadPoolExecutor(jobs) as threads:
-        waiting = [threads.submit(replayer.run, cell, advance) for cell in cells]
-        try:
-            for future in waiting:
-                yield future.result()
-        finally:
-            # an error or Ctrl-C: cells under way end at their next chunk
-            stopped.set()
-            for future in waiting:
-                future.cancel()
+    threads = ThreadPoolExecutor(jobs)
+    waiting = [threads.submit(replayer.run, cell, advance) for cell in cells]
+    try:
+        for future in waiting:
+            yield future.result()
+    finally:
+        # an error or Ctrl-C: cells under way end at their next chunk; who waits for them is the
+        # caller's affair, for a policy may loop for ever
+        stopped.set()
+        threads.shutdown(wait=False, cancel_futures=True)
 
 
 def _compile_side_by_side(policies: Sequence[Policy], batches: bool, jobs: int) -> None:

@@ -12,9 +12,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
-from simlab.policy.jit import kernel_jit
+from simlab.policy.jit import cached_jit, kernel_jit
 from simlab.replay.default_hooks import (  # simlab: hooks
     admit,
     on_evict,
@@ -168,7 +167,7 @@ def _plan_set(
     return n_fill
 
 
-@njit(cache=True, _nrt=False)
+@cached_jit(_nrt=False)
 def plan_set(
     state: Any,
     cache: Any,
@@ -273,7 +272,7 @@ def merged_runs(fills: Any, n_fill: int) -> int:
     return runs
 
 
-@njit(cache=True, nogil=True, _nrt=False)
+@cached_jit(nogil=True, _nrt=False)
 def replay(
     state: Any,
     cache: Any,
@@ -296,6 +295,8 @@ def replay(
 ) -> int:
     """Replay access sets ``first`` up to ``last`` of one group; other groups' sets are skipped.
 
+    ``first`` begins a step: on_step is called anew.
+
     Args:
         state, cache, group: as in _plan_set.
         set_step: int32 [sets], step of each access set, ascending.
@@ -317,8 +318,6 @@ def replay(
         (key, code) in fills[0, :2].
     """
     step_now = -1
-    if first > 0:
-        step_now = set_step[first - 1]
     for s in range(first, last):
         layer = index_in_group[set_layer[s]]
         if layer < 0:
@@ -367,7 +366,7 @@ def replay(
     return -1
 
 
-@njit(cache=True, nogil=True, _nrt=False)
+@cached_jit(nogil=True, _nrt=False)
 def replay_batches(
     state: Any,
     cache: Any,
@@ -392,8 +391,6 @@ def replay_batches(
     Arguments as in ``replay`` and ``_plan_batch``; access sets in the order of last picks.
     """
     step_now = -1
-    if first > 0:
-        step_now = set_step[first - 1]
     for s in range(first, last):
         layer = np.int64(set_layer[s])
         begin = offsets[s]

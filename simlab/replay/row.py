@@ -12,6 +12,7 @@ from simlab.replay.account import account
 from simlab.replay.cell import Cell, Outcomes
 from simlab.replay.provenance import provenance
 from simlab.result.schema import Result
+from simlab.trace.schema import PREFILL
 
 if TYPE_CHECKING:
     from simlab.replay.run import Replayer
@@ -41,8 +42,11 @@ def result_row(replayer: Replayer, cell: Cell, outcomes: Outcomes, started: floa
     largest = max(replayer.pools, key=len)
     in_largest = np.zeros(len(meta.moe_layers), np.bool_)
     in_largest[largest] = True
-    low, median, high = cycle(access, in_largest)
-    cliff = (len(largest) - 1) * meta.k if cell.concurrency == 1 else median
+    distinct = replayer.distinct(cell.concurrency)
+    low, median, high = cycle(distinct, in_largest)
+    decoded = distinct.step_tokens[distinct.step_phase != PREFILL]
+    one_stream = decoded.max(initial=1) == 1
+    cliff = (len(largest) - 1) * meta.k if one_stream else median
     largest_slots = len(largest) * meta.n_expert
     if replayer.semantics == "bmoe":
         assert replayer.layer_bytes is not None
@@ -62,6 +66,7 @@ def result_row(replayer: Replayer, cell: Cell, outcomes: Outcomes, started: floa
     if meta.partial:
         notes.append("the trace is marked partial")
     return Result(
+        ubatch=replayer.ubatch,
         trace_hash=meta.content_hash,
         layout_hash=layout.hash,
         trace_name=replayer.trace_name,

@@ -99,7 +99,7 @@ class Replayer:
         self.on_decline, self.seed = on_decline, seed
         self.trace_name, self.command = trace_name, command
         self.tokens = tokens_of(trace)
-        self._access: dict[int, Access] = {}
+        self._access: dict[tuple[int, int], Access] = {}
         self._next_use: dict[tuple[Any, ...], npt.NDArray[np.int32]] = {}
         self._lock = threading.Lock()
         position = {layer: i for i, layer in enumerate(trace.meta.moe_layers)}
@@ -117,9 +117,25 @@ class Replayer:
             self.pools = [[position[layer] for layer in g.layers] for g in self.layout.groups]
 
     def access(self, concurrency: int) -> Access:
-        """The access sets at a concurrency; made once."""
+        """The access sets at a concurrency; made once.
+
+        Raises:
+            UsageError: recorded steps know no other concurrency than their own.
+        """
+        return self._sets(concurrency, self.order)
+
+    def distinct(self, concurrency: int) -> Access:
+        """The distinct experts of each step and layer: what the cycle T counts."""
+        order = FIRST_SEEN if self.order == EVERY_PICK else self.order
+        return self._sets(concurrency, order)
+
+    def _sets(self, concurrency: int, order: int) -> Access:
+        if self.schedule == "recorded" and concurrency != 1:
+            raise UsageError(
+                "--schedule recorded replays the trace's steps: leave out --concurrency"
+            )
         with self._lock:
-            if concurrency not in self._access:
+            if (concurrency, order) not in self._access:
                 schedule = build_schedule(
                     self.trace,
                     self.tokens,
@@ -128,10 +144,10 @@ class Replayer:
                     ubatch=self.ubatch,
                     schedule=self.schedule,
                 )
-                self._access[concurrency] = build_access(
-                    self.trace, self.tokens, schedule, self.order
+                self._access[concurrency, order] = build_access(
+                    self.trace, self.tokens, schedule, order
                 )
-            return self._access[concurrency]
+            return self._access[concurrency, order]
 
     def run(self, cell: Cell, progress: Callable[[int], None] | None = None) -> Result:
         """Replay one cell and add it up.
@@ -220,8 +236,11 @@ class Replayer:
             "fills": fills,
         }
         n_sets = len(access.set_step)
-        for first in range(0, n_sets, CHUNK):
-            last = min(first + CHUNK, n_sets)
+        last = 0
+        while last < n_sets:
+            first, last = last, min(last + CHUNK, n_sets)
+            # never in the middle of a step
+            last = int(np.searchsorted(access.set_step, access.set_step[last - 1], side="right"))
             try:
                 if self.semantics == "bmoe":
                     stopped = compiled.replay_batches(

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
 from simlab.errors import UsageError
+from simlab.policy.jit import cached_jit
 from simlab.trace.schema import DECODE, PREFILL, Trace
 
 SCHEDULES = ("lanes", "recorded")
@@ -143,7 +143,7 @@ def _schedule(size: npt.NDArray[Any], token: npt.NDArray[Any], phase: npt.NDArra
     )
 
 
-@njit(cache=True)
+@cached_jit()
 def _run_lanes(first: Any, last: Any, phase: Any, n_lanes: int, ubatch: int) -> Any:
     """Walk the lanes. Returns step sizes, tokens in step order and step phases.
 

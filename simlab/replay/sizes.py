@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -46,12 +47,15 @@ def _parse(text: str) -> Size:
     what = f"--slots takes slots per group (1834) or a share of the keys (25%), not {text!r}"
     try:
         if text.endswith("%"):
-            share = Fraction(text[:-1].strip()) / 100
+            number = text[:-1].strip()
+            if not re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,12})?", number):
+                raise UsageError(what)
+            share = Fraction(number) / 100
             if not 0 < share:
                 raise UsageError(f"{what}: it must be above 0")
             return Size(text, share=min(share, Fraction(1)))
         count = int(text)
-    except (ValueError, ZeroDivisionError):
+    except ValueError:
         raise UsageError(what) from None
     if count < 1:
         raise UsageError(f"{what}: a pool needs at least 1 slot")

@@ -86,7 +86,7 @@ def group_settings(rows: Iterable[Result]) -> list[Setting]:
     for row in rows:
         key = (
             row.trace_hash, row.layout_hash, row.n_keys, row.semantics, row.pool, row.on_decline,
-            row.prefill, row.schedule,
+            row.prefill, row.schedule, row.ubatch,
         )  # fmt: skip
         cell = (row.kind, series_key(row), row.concurrency, row.slots, row.counters)
         groups.setdefault(key, {}).setdefault(cell, row)

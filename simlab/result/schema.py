@@ -85,6 +85,7 @@ class Result:
         peak_bytes: ``bmoe`` only, the most bytes resident at once.
         bound: the policy is a bound (opt, opt-bypass), not something an engine runs.
         needs_engine_change: the policy declines misses, which llama.cpp cannot do.
+        ubatch: most tokens of a prefill step.
         synthetic: the trace is synthetic; printed wherever the figures are.
     """
 
@@ -128,6 +129,7 @@ class Result:
     windows: list[dict[str, Any]] = field(default_factory=list)
     notes: tuple[str, ...] = ()
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    ubatch: int = 512
     schema_version: int = SCHEMA_VERSION
 
     def to_dict(self) -> dict[str, Any]:

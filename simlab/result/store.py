@@ -80,7 +80,7 @@ def read_results(path: str | os.PathLike[str]) -> list[Result]:
     """
     path = Path(path)
     suffix = _suffix(path)
-    if path.is_dir() or not path.exists():
+    if not path.is_file():  # opening a pipe would wait for ever
         raise UsageError(f"no result file {path}; write one with simlab replay --out {path.name}")
     try:
         rows = _rows_of_json(path) if suffix == ".json" else _rows_of_parquet(path)

@@ -8,6 +8,7 @@ make or use it at once. Nothing here raises: without a usable cache the trace is
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -24,7 +25,7 @@ from simlab.cache_folder import cache_folder
 from simlab.errors import TraceError
 from simlab.trace.schema import Trace, TraceMeta
 
-_VERSION = 1
+_VERSION = 2
 #: Most bytes of all entries together; the least recently used ones go first.
 LIMIT_BYTES = 8 << 30
 _ABANDONED_SECONDS = 3600.0
@@ -43,7 +44,10 @@ def load(key: str) -> Trace | None:
         return None
     entry = folder / key
     try:
-        manifest = json.loads((entry / "manifest.json").read_text())
+        seal, text = (entry / "manifest.json").read_text().split("\n", 1)
+        if hashlib.sha256(text.encode()).hexdigest() != seal:
+            raise ValueError("the manifest is damaged")
+        manifest = json.loads(text)
         if manifest["version"] != _VERSION:
             raise ValueError("another version")
         arrays: dict[str, npt.NDArray[Any]] = {}
@@ -101,7 +105,9 @@ def save(key: str, trace: Trace, pool: Executor, *, limit: int = LIMIT_BYTES) ->
             "row_picks": row_picks,
             "arrays": dict(zip(order, pool.map(write, order), strict=True)),
         }
-        (made / "manifest.json").write_text(json.dumps(manifest))
+        text = json.dumps(manifest)
+        seal = hashlib.sha256(text.encode()).hexdigest()
+        (made / "manifest.json").write_text(f"{seal}\n{text}")
         _make_room(folder, limit - size)
         os.rename(made, folder / key)
         made = None

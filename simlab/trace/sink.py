@@ -61,6 +61,9 @@ def _seal(path: Path) -> None:
 @contextmanager
 def parquet_sink(path: Path, *, weights: bool, step: bool) -> Iterator[Sink]:
     """A sink that becomes ``path`` when the block ends well, and otherwise leaves nothing."""
+    if path.exists() and not path.is_file():
+        kind = "folder" if path.is_dir() else "device or a pipe"
+        raise TraceError(f"cannot write {path}: it is a {kind}; name a file")
     made = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     sink = None
     try:

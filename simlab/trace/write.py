@@ -96,6 +96,12 @@ class TraceWriter:
         self._flushed = 0.0
         self._timer: threading.Timer | None = None
         self._lock = threading.RLock()
+        if not self.path.parent.is_dir():
+            raise TraceError(
+                f"cannot write {self.path}: there is no folder {self.path.parent}; make it first"
+            )
+        if self.path.exists() and not self.path.is_file():
+            raise TraceError(f"cannot write {self.path}: it is not a file; name a file")
         kinds = schema(weights=weights, step=step)
         self._columns = set(kinds.names)
         try:
@@ -109,7 +115,13 @@ class TraceWriter:
         except OSError as exc:
             raise TraceError(f"cannot write {self.stream_path}: {reason_of(exc)}") from None
         described = kinds.with_metadata({METADATA_KEY: meta.to_json().encode()})
-        self._put(described.serialize())
+        try:
+            self._put(described.serialize())
+        except TraceError:
+            # nothing is in it yet: leave nothing behind
+            self._file.close()
+            self.stream_path.unlink(missing_ok=True)
+            raise
 
     def append(
         self,
@@ -317,6 +329,8 @@ def _convert(source: Path, out: Path, changes: dict[str, Any], *, whole: bool) -
 
 
 def _stream_head(source: Path) -> tuple[TraceMeta, pa.Schema]:
+    if source.exists() and not source.is_file():  # opening a pipe would wait for ever
+        raise TraceError(f"cannot read {source}: it is a folder or a device, not a file")
     try:
         with open(source, "rb") as file:
             kinds = pa.ipc.open_stream(file).schema
