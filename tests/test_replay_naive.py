@@ -105,6 +105,8 @@ def replayed(
     """One trace under drawn engine options; the i-th policy at sizes[i], sizes[i] + 1, ... ."""
     prefill, on_decline = rnd.choice(["engine", "skip"]), rnd.choice(["stream", "cpu"])
     schedule, concurrency = rnd.choice(["lanes", "lanes", "recorded"]), rnd.choice([1, 2, 3, 12])
+    if schedule == "recorded":
+        concurrency = 1  # the steps are the trace's own
     ubatch, seed = rnd.choice([512, 4]), rnd.randint(0, 2**31)
     if all(row[2] == 0 for row in case.rows):
         prefill = "engine"
