@@ -21,10 +21,11 @@ def _numbers(text: str, kind: type, what: str) -> list[Any]:
 @click.option(
     "--policy",
     "policies",
-    default="lru",
+    multiple=True,
+    default=["lru"],
     show_default=True,
     metavar="NAME|FILE,...",
-    help="Policies by name or file, or 'all' (see: simlab policies list).",
+    help="Policies by name or file, or 'all' (see: simlab policies list); may be repeated.",
 )
 @click.option(
     "--param", "params", multiple=True, metavar="NAME=VALUE", help="A policy's parameter."
@@ -74,7 +75,7 @@ def _numbers(text: str, kind: type, what: str) -> list[Any]:
 @click.option("--out", metavar="FILE", help="Write the result rows to a .json or .parquet file.")
 def command(
     trace: str | None,
-    policies: str,
+    policies: tuple[str, ...],
     params: tuple[str, ...],
     slots: str | None,
     mib: str | None,
@@ -110,14 +111,22 @@ def command(
 
     if slots is not None and mib is not None:
         raise UsageError("give --slots or --mib, not both")
-    names = policy_names() if policies == "all" else [p.strip() for p in policies.split(",")]
-    chosen = [load_policy(name) for name in names]
+    names: list[str] = []
+    for text in policies:
+        if text == "all":
+            names += policy_names()
+        else:  # a file's name may hold a comma
+            names += [text] if os.path.isfile(text) else [p.strip() for p in text.split(",")]
+    chosen = [load_policy(name) for name in dict.fromkeys(names)]
     given = {}
     for text in params:
         name, equals, value = text.partition("=")
         if not equals:
             raise UsageError(f"--param takes NAME=VALUE, not {text!r}")
-        given[name] = _numbers(value, float, f"--param {name}")[0]
+        try:
+            given[name] = float(value)
+        except ValueError:
+            raise UsageError(f"--param {name} takes one number, not {value!r}") from None
     sizes = [] if mib is not None else parse_sizes("10%,25%,50%" if slots is None else slots)
     budgets = [] if mib is None else _numbers(mib, float, "--mib")
     lanes = _numbers(concurrency, int, "--concurrency")

@@ -144,7 +144,8 @@ def save(key: str, trace: Trace, *, limit: int = LIMIT_BYTES) -> None:
 
 def _mapped(entry: Path, name: str) -> npt.NDArray[Any]:
     """An array of an entry, copy-on-write: compiled code takes it as one freshly decoded."""
-    return np.load(entry / f"{name}.npy", mmap_mode="c", allow_pickle=False).view(np.ndarray)
+    array: npt.NDArray[Any] = np.load(entry / f"{name}.npy", mmap_mode="c", allow_pickle=False)
+    return array.view(np.ndarray)
 
 
 def _trace_of(meta: TraceMeta, arrays: dict[str, npt.NDArray[Any]], row_picks: int) -> Trace:
