@@ -81,7 +81,7 @@ class Capturing:
 def decode(model: Any, batch: int) -> Callable[[], int]:
     """A forward pass of one token a sequence, after 64 tokens; tokens computed."""
     cache = DynamicCache(config=model.config)
-    ids = torch.randint(3, 4000, (batch, 64))
+    ids = torch.randint(3, model.config.vocab_size, (batch, 64))
     model(ids, past_key_values=cache, use_cache=True)
 
     def run() -> int:
@@ -93,7 +93,7 @@ def decode(model: Any, batch: int) -> Callable[[], int]:
 
 def prefill(model: Any, tokens: int) -> Callable[[], int]:
     """A forward pass over a text; tokens computed."""
-    text = torch.randint(3, 4000, (1, tokens))
+    text = torch.randint(3, model.config.vocab_size, (1, tokens))
 
     def run() -> int:
         model(text, use_cache=False, logits_to_keep=1)

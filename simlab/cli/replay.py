@@ -93,7 +93,8 @@ def command(
 ) -> None:
     """Replay TRACE through a cache and print hits, misses and bytes moved.
 
-    Without TRACE the sample that ships with simlab is replayed; it is synthetic.
+    Without TRACE the sample that ships with simlab is replayed; it is synthetic. The other sample,
+    tiny-demo-model, goes by its name.
     """
     import json
     import os
@@ -105,7 +106,7 @@ def command(
     from simlab.replay.grid import cells_for, replay_grid
     from simlab.replay.run import Replayer
     from simlab.replay.sizes import parse_sizes
-    from simlab.resources import default_trace
+    from simlab.resources import find_trace
     from simlab.result.store import check_target, write_results
     from simlab.trace.read import read_trace
 
@@ -132,7 +133,7 @@ def command(
     lanes = _numbers(concurrency, int, "--concurrency")
     if out is not None:
         check_target(out)
-    path = str(default_trace() if trace is None else trace)
+    path = str(find_trace(trace))
     replayer = Replayer(
         read_trace(path, n_expert=n_expert),
         semantics=semantics,
