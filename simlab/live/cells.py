@@ -15,6 +15,7 @@ from simlab.live.device import Device, one_thread
 from simlab.live.engine import Engine, Run, Server
 from simlab.live.picks import picks_of
 from simlab.live.planner import Planner
+from simlab.live.provenance import provenance
 from simlab.live.serve import CachedPath, Resident, StreamAll, StreamPicks
 from simlab.live.timing import figures, timed_steps, work_of_steps
 from simlab.replay.access import Access
@@ -245,18 +246,15 @@ class _Runner:
             "equal_to_simulation": not differences,
         }
         left_out = int((access.step_phase != PREFILL).sum()) - len(steps)
-        provenance = {
-            **rows[0].provenance,
-            "warm_up": f"counters: every step; times: decode steps without the first {left_out}",
-            "device": f"{self.device.name} ({self.device.note or self.device.kind})",
-            "torch": self.device.torch.__version__,
-        }
+        how = provenance(self.device, replayer.command, started)
+        how["versions"] = {**rows[0].provenance["versions"], **how["versions"]}
+        how["warm_up"] = f"counters: every step; times: decode steps without the first {left_out}"
         measured = replace(
             rows[0],
             kind="measured",
             ms_per_token=timing["ms_per_token"],
             timing=timing,
-            provenance=provenance,
+            provenance={**rows[0].provenance, **how},
         )
         return LiveCell(simulated, predicted, measured, tuple(differences), interrupted)
 

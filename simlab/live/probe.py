@@ -111,6 +111,11 @@ def _probe(
     )
 
 
+def quick_probe(device: Device) -> LinkProfile:
+    """The least that predictions need: a few sizes of pinned copies, about a second."""
+    return probe(device, sizes=QUICK_SIZES, rounds=3, memories=("pinned",), compute=(False,))
+
+
 def n_cases(sizes: Sequence[int] = SIZES) -> int:
     """Cases of a probe with the other arguments left as they are."""
     return len(sizes) * 8
