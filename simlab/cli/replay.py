@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
 from simlab.errors import UsageError
-
-
-def _numbers(text: str, kind: type, what: str) -> list[Any]:
-    try:
-        return [kind(part) for part in text.split(",")]
-    except ValueError:
-        raise UsageError(f"{what} takes numbers separated by commas, not {text!r}") from None
 
 
 @click.command("replay")
@@ -98,6 +89,7 @@ def command(
     import os
 
     from simlab.cli.invocation import command_line
+    from simlab.cli.options import numbers, parameters
     from simlab.cli.progress import bar
     from simlab.cli.result_table import print_results
     from simlab.policy.registry import load_policy, policy_names
@@ -112,15 +104,10 @@ def command(
         raise UsageError("give --slots or --mib, not both")
     names = policy_names() if policies == "all" else [p.strip() for p in policies.split(",")]
     chosen = [load_policy(name) for name in names]
-    given = {}
-    for text in params:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise UsageError(f"--param takes NAME=VALUE, not {text!r}")
-        given[name] = _numbers(value, float, f"--param {name}")[0]
+    given = parameters(params)
     sizes = [] if mib is not None else parse_sizes("10%,25%,50%" if slots is None else slots)
-    budgets = [] if mib is None else _numbers(mib, float, "--mib")
-    lanes = _numbers(concurrency, int, "--concurrency")
+    budgets = [] if mib is None else numbers(mib, float, "--mib")
+    lanes = numbers(concurrency, int, "--concurrency")
     if out is not None:
         check_target(out)
     path = str(default_trace() if trace is None else trace)

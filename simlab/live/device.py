@@ -164,6 +164,22 @@ def open_device(text: str) -> Iterator[Device]:
         device.close()
 
 
+@contextmanager
+def one_thread(device: Device) -> Iterator[None]:
+    """Copies of the ``cpu`` device by one thread: several would wait for each other, and on a busy
+    machine that waiting is what would be measured.
+    """
+    if device.kind != "cpu":
+        yield
+        return
+    threads = device.torch.get_num_threads()
+    device.torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        device.torch.set_num_threads(threads)
+
+
 def host_memory() -> int | None:
     """Bytes of host memory that can still be taken, or None where /proc does not tell."""
     try:
