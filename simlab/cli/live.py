@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
+from simlab.cli import live_model
 from simlab.errors import SimlabError, UsageError
 
 
@@ -60,6 +63,7 @@ from simlab.errors import SimlabError, UsageError
 @click.option("--ubatch", default=512, show_default=True, help="Most tokens of a prefill step.")
 @click.option("--seed", default=0, show_default=True, help="For policies that draw random numbers.")
 @click.option("--n-expert", type=int, help="Experts of a layer, for a file that does not say it.")
+@live_model.model_options
 @click.option("--json", "as_json", is_flag=True, help="Print the result rows as a JSON list.")
 @click.option("--out", metavar="FILE", help="Write the result rows to a .json or .parquet file.")
 def command(
@@ -86,6 +90,7 @@ def command(
     n_expert: int | None,
     as_json: bool,
     out: str | None,
+    **_model: Any,
 ) -> int:
     """Run TRACE through a cache with real uploads, and set it beside its simulation.
 
@@ -93,7 +98,13 @@ def command(
     device. Hits, misses and bytes must be those of simlab replay (exit code 1 if not); milliseconds
     are measured beside what the link's profile predicts. Three rows a cell: simulated, predicted,
     measured. Without TRACE the sample runs; it is synthetic.
+
+    With --model a model runs instead, its experts computed from the slots: on the reference path
+    every bit of its output is that of the model without a pool, and the replay of the picks
+    captured on the way gives the same hits, misses and bytes (exit code 1 if not).
     """
+    if live_model.check_options():
+        return live_model.run(click.get_current_context().params)
     import json
     import os
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from simlab.capture.sites import Site
 from simlab.errors import SimlabError
-from simlab.live.device import host_memory
+from simlab.live.device import host_memory, mib
 
 if TYPE_CHECKING:
     import torch
@@ -132,12 +132,13 @@ class Recording:
 
     Attributes:
         steps: in order. rows: (request, token) of each row of a step.
-        texts: request -> generated tokens.
+        texts: request -> generated tokens. ms: milliseconds of each step.
     """
 
     steps: list[Step] = field(default_factory=list)
     rows: list[tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]] = field(default_factory=list)
     texts: dict[int, list[int]] = field(default_factory=dict)
+    ms: list[float] = field(default_factory=list)
 
 
 class Comparing:
@@ -215,18 +216,16 @@ def _distance(was: torch.Tensor, now: torch.Tensor) -> float:
     return float((was.double() - now.double()).abs().max())
 
 
-def check_room(
-    tokens: int, steps: int, layers: int, hidden: int, vocabulary: int, size: int
-) -> None:
+def check_room(tokens: int, layers: int, hidden: int, vocabulary: int, size: int) -> None:
     """Raise SimlabError where a recording would take more than half of the free host memory.
 
     Args:
-        tokens, steps: of the run. hidden, vocabulary: widths. size: bytes of one number.
+        tokens: of the run. hidden, vocabulary: widths. size: bytes of one number.
     """
-    needed = (tokens * layers * hidden + steps * vocabulary) * size
+    needed = tokens * (layers * hidden + vocabulary) * size
     free = host_memory()
     if free is not None and needed > free // 2:
         raise SimlabError(
-            f"comparing needs {needed / 2**30:.1f} GiB of host memory and {free / 2**30:.1f} GiB"
-            " are free: use fewer prompts or --max-new-tokens, or --no-compare"
+            f"comparing needs up to {mib(needed)} of host memory and {mib(free)} are free: use"
+            " fewer prompts or --max-new-tokens, or --no-compare"
         )

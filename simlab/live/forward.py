@@ -238,5 +238,6 @@ def _on_host(
 
 def _own_forward(kind: type) -> Callable[..., Any]:
     """The loop over experts as the class was written, without transformers' choice of form."""
-    forward: Callable[..., Any] = kind.forward  # type: ignore[attr-defined]
-    return inspect.unwrap(forward)
+    forward: Any = vars(kind)["forward"]
+    own: Callable[..., Any] = inspect.unwrap(forward)
+    return own

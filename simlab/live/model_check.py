@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from simlab.live.pooled import Lookups
+from simlab.live.timing import timed_steps
 from simlab.replay import kernel
+from simlab.replay.access import Access
 from simlab.replay.cell import Cell, Outcomes
 from simlab.replay.row import result_row
 from simlab.replay.run import Replayer
@@ -134,6 +136,24 @@ def _other_outcomes(replayer: Replayer, replayed: Outcomes, live: Outcomes) -> s
     return ""
 
 
-def counts(result: Result) -> dict[str, Any]:
-    """The counters that are compared."""
-    return {name: getattr(result.counters, name) for name in COUNTED}
+def step_times(access: Access, ms: Sequence[float]) -> dict[str, Any]:
+    """The times of a model's decode steps after a warm-up, as `simlab.live.timing` gives a cell's.
+
+    Args:
+        ms: milliseconds of each step.
+    """
+    known = np.asarray(ms)
+    steps = timed_steps(access, min(len(known), len(access.step_tokens)), None)
+    tokens = max(1, int(access.step_tokens[steps].sum()))
+    mean = float(known[steps].sum()) / tokens
+    low, mid, high = (float(q) for q in np.quantile(known[steps], (0.1, 0.5, 0.9)))
+    return {
+        "ms_per_token": mean,
+        "ms_per_token_low": mean,
+        "ms_per_token_high": mean,
+        "tokens_per_s": 1e3 / mean if mean > 0 else None,
+        "step_ms": {"p10": low, "median": mid, "p90": high},
+        "steps": len(steps),
+        "tokens": tokens,
+        "repeats": 1,
+    }
