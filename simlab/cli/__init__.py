@@ -29,6 +29,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "trace": ("trace", "Recover, slice or merge traces"),
     "synth": ("synth", "Make a synthetic trace: random picks, not those of a real model"),
     "replay": ("replay", "Replay TRACE through a cache and print hits, misses and bytes moved"),
+    "probe": ("probe", "Measure the link to the device: bandwidth and latency by copy size"),
+    "live": (
+        "live",
+        "Run TRACE through a cache with real uploads, and set it beside its simulation",
+    ),
     "report": ("report", "Draw results as one self-contained HTML page"),
     "policies": ("policies", "List the policies that come with simlab, or show one"),
 }

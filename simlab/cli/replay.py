@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
 from simlab.errors import UsageError
-
-
-def _numbers(text: str, kind: type, what: str) -> list[Any]:
-    try:
-        return [kind(part) for part in text.split(",")]
-    except ValueError:
-        raise UsageError(f"{what} takes numbers separated by commas, not {text!r}") from None
 
 
 @click.command("replay")
@@ -100,9 +91,9 @@ def command(
     import os
 
     from simlab.cli.invocation import command_line
+    from simlab.cli.options import load_policies, numbers, parameters
     from simlab.cli.progress import bar
     from simlab.cli.result_table import print_results
-    from simlab.policy.registry import load_policy, policy_names
     from simlab.replay.grid import cells_for, replay_grid
     from simlab.replay.run import Replayer
     from simlab.replay.sizes import parse_sizes
@@ -112,25 +103,11 @@ def command(
 
     if slots is not None and mib is not None:
         raise UsageError("give --slots or --mib, not both")
-    names: list[str] = []
-    for text in policies:
-        if text == "all":
-            names += policy_names()
-        else:  # a file's name may hold a comma
-            names += [text] if os.path.isfile(text) else [p.strip() for p in text.split(",")]
-    chosen = [load_policy(name) for name in dict.fromkeys(names)]
-    given = {}
-    for text in params:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise UsageError(f"--param takes NAME=VALUE, not {text!r}")
-        try:
-            given[name] = float(value)
-        except ValueError:
-            raise UsageError(f"--param {name} takes one number, not {value!r}") from None
+    chosen = load_policies(policies)
+    given = parameters(params)
     sizes = [] if mib is not None else parse_sizes("10%,25%,50%" if slots is None else slots)
-    budgets = [] if mib is None else _numbers(mib, float, "--mib")
-    lanes = _numbers(concurrency, int, "--concurrency")
+    budgets = [] if mib is None else numbers(mib, float, "--mib")
+    lanes = numbers(concurrency, int, "--concurrency")
     if out is not None:
         check_target(out)
     path = str(find_trace(trace))

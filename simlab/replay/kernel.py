@@ -35,6 +35,7 @@ LARGE_STREAMED = 4  # large path: not resident, copied once and dropped
 # What stops a run: returned in place of a count.
 NOT_RESIDENT = -1
 IN_PRESENT_SET = -2
+NO_SUCH_EXPERT = -3  # plan_layer only: a pick outside the layer
 
 # What an access set is to `replay`: served whole, or pick by pick.
 WHOLE_SET = 0
@@ -167,21 +168,6 @@ def _plan_set(
     return n_fill
 
 
-@cached_jit(_nrt=False)
-def plan_set(
-    state: Any,
-    cache: Any,
-    group: Any,
-    layer: int,
-    experts: Any,
-    outcome: Any,
-    fills: Any,
-    protect: bool,
-) -> Any:
-    """Serve one access set, called from Python layer by layer; arguments as in _plan_set."""
-    return _plan_set(state, cache, group, layer, experts, outcome, fills, protect)
-
-
 @kernel_jit
 def _plan_batch(
     state: Any,
@@ -263,13 +249,109 @@ def _plan_batch(
 
 
 @kernel_jit
+def _goes_on(fills: Any, i: int) -> bool:
+    """Fill i merges with the one before it: consecutive in expert id and in slot."""
+    return i > 0 and fills[i, 0] == fills[i - 1, 0] + 1 and fills[i, 1] == fills[i - 1, 1] + 1
+
+
+@kernel_jit
 def merged_runs(fills: Any, n_fill: int) -> int:
-    """Uploads left after merging neighbours: consecutive in expert id and in slot."""
+    """Uploads left after merging neighbours."""
     runs = 0
     for i in range(n_fill):
-        if i == 0 or fills[i, 0] != fills[i - 1, 0] + 1 or fills[i, 1] != fills[i - 1, 1] + 1:
+        if not _goes_on(fills, i):
             runs += 1
     return runs
+
+
+@kernel_jit
+def _takes_large_path(group: Any, tokens: int, gate_tokens: int) -> bool:
+    """The gate: a step of so many tokens only reads the group's pool."""
+    return group.slots == 0 or (
+        gate_tokens > 0
+        and (tokens > gate_tokens or min(tokens * group.k, group.experts) > group.slots)
+    )
+
+
+@cached_jit(_nrt=False)
+def plan_layer(
+    state: Any,
+    cache: Any,
+    group: Any,
+    layer: int,
+    tokens: int,
+    begins: bool,
+    gate_tokens: int,
+    protect: bool,
+    picks: Any,
+    seen: Any,
+    experts: Any,
+    outcome: Any,
+    slots: Any,
+    fills: Any,
+    runs: Any,
+    counts: Any,
+) -> Any:
+    """Serve one layer of one step; what a live engine calls, with nothing but what it knows then.
+
+    The gate, on_step and the access set are those of ``replay``.
+
+    Args:
+        state, cache, group, layer, protect: as in _plan_set.
+        tokens: tokens of the step; gate_tokens: as in ``replay``.
+        begins: this is the step's first layer in the group.
+        picks: int64 [n], experts picked by the step's tokens in lane order, repeats and all.
+        seen: int64 [experts of a layer + 1], scratch; zeros before the first call.
+        experts: uint16, written: the distinct picks, m of them, in first-seen order.
+        outcome: uint8, written: what became of each, codes as in ``replay``.
+        slots: int64, written: the slot of each, -1 without one.
+        fills: int32 [.., 3], written as in _plan_set.
+        runs: int32 [.., 3], written: merged uploads as (first expert, first slot, how many).
+        counts: int64 [3], written: m, fills, runs. All but seen and counts hold n_expert entries.
+
+    Returns:
+        0, or NOT_RESIDENT / IN_PRESENT_SET with the bad key in fills[0, 0], or NO_SUCH_EXPERT with
+        the bad pick there.
+    """
+    base = layer * group.experts
+    now = seen[group.experts] + 1
+    seen[group.experts] = now
+    n = 0
+    for pick in picks:
+        if pick < 0 or pick >= group.experts:
+            fills[0, 0] = pick
+            return NO_SUCH_EXPERT
+        if seen[pick] != now:
+            seen[pick] = now
+            experts[n] = pick
+            n += 1
+    counts[0] = n
+    counts[1] = 0
+    counts[2] = 0
+    if _takes_large_path(group, tokens, gate_tokens):
+        for i in range(n):
+            slots[i] = cache.slot_of[np.uint32(base + experts[i])]
+            outcome[i] = LARGE_HIT if slots[i] >= 0 else LARGE_STREAMED
+        return 0
+    if begins:
+        on_step(state, cache, group, tokens)
+    n_fill = _plan_set(state, cache, group, layer, experts[:n], outcome, fills, protect)
+    if n_fill < 0:
+        return n_fill
+    for i in range(n):
+        slots[i] = cache.slot_of[np.uint32(base + experts[i])]
+    n_run = 0
+    for i in range(n_fill):
+        if _goes_on(fills, i):
+            runs[n_run - 1, 2] += 1
+        else:
+            runs[n_run, 0] = fills[i, 0]
+            runs[n_run, 1] = fills[i, 1]
+            runs[n_run, 2] = 1
+            n_run += 1
+    counts[1] = n_fill
+    counts[2] = n_run
+    return 0
 
 
 @cached_jit(nogil=True, _nrt=False)
@@ -327,10 +409,7 @@ def replay(
         step = set_step[s]
         tokens = step_tokens[step]
         base = layer * group.experts
-        if group.slots == 0 or (
-            gate_tokens > 0
-            and (tokens > gate_tokens or min(tokens * group.k, group.experts) > group.slots)
-        ):
+        if _takes_large_path(group, tokens, gate_tokens):
             for i in range(begin, end):
                 if cache.slot_of[np.uint32(base + experts[i])] >= 0:
                     outcome[i] = LARGE_HIT

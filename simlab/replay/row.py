@@ -82,7 +82,8 @@ def result_row(replayer: Replayer, cell: Cell, outcomes: Outcomes, started: floa
         pool=replayer.pool,
         on_decline=replayer.on_decline,
         prefill=replayer.prefill,
-        schedule=replayer.schedule,
+        schedule=replayer.schedule
+        + ("" if replayer.steps is None else f", first {access.schedule.n_steps} steps"),
         concurrency=cell.concurrency,
         slots=tuple(cell.slots) or (replayer.slots(cell, 0),),
         n_keys=layout.n_keys,

@@ -6,6 +6,7 @@ short form for one cell. Many cells: grid.py.
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -58,6 +59,7 @@ class Replayer:
         on_decline: "stream" or "cpu": who serves a declined miss, a property of the engine.
         seed: for policies that draw random numbers (each group starts from the same seed).
         ubatch: most tokens of a prefill step (``bmoe``: the whole prompt is one step).
+        steps: only so many first steps of the schedule; told in the results' schedule.
 
     Raises:
         UsageError: an option is unknown.
@@ -74,6 +76,7 @@ class Replayer:
         on_decline: str = "stream",
         seed: int = 0,
         ubatch: int = DEFAULT_UBATCH,
+        steps: int | None = None,
         trace_name: str = "",
         command: str = "",
     ) -> None:
@@ -95,7 +98,9 @@ class Replayer:
                     "--semantics bmoe needs the expert bytes: import with --expert-bytes"
                 )
             ubatch = max(ubatch, trace.n_rows)
-        self.prefill, self.schedule, self.ubatch = prefill, schedule, ubatch
+        if steps is not None and steps < 1:
+            raise UsageError(f"--steps must be 1 or more, not {steps}")
+        self.prefill, self.schedule, self.ubatch, self.steps = prefill, schedule, ubatch, steps
         self.on_decline, self.seed = on_decline, seed
         self.trace_name, self.command = trace_name, command
         self.tokens = tokens_of(trace)
@@ -115,6 +120,13 @@ class Replayer:
             self.pools = [list(range(len(position)))]
         else:
             self.pools = [[position[layer] for layer in g.layers] for g in self.layout.groups]
+
+    def first_steps(self, n: int) -> Replayer:
+        """The same over the first ``n`` steps only."""
+        other = copy.copy(self)
+        other.steps, other._access, other._next_use = n, {}, {}
+        other._lock = threading.Lock()
+        return other
 
     def access(self, concurrency: int) -> Access:
         """The access sets at a concurrency; made once.
@@ -144,6 +156,8 @@ class Replayer:
                     ubatch=self.ubatch,
                     schedule=self.schedule,
                 )
+                if self.steps is not None:
+                    schedule = schedule.head(self.steps)
                 self._access[concurrency, order] = build_access(
                     self.trace, self.tokens, schedule, order
                 )

@@ -63,6 +63,11 @@ class Schedule:
         """Number of steps."""
         return len(self.phase)
 
+    def head(self, n: int) -> Schedule:
+        """The first ``n`` steps."""
+        offsets = self.offsets[: n + 1]
+        return _schedule(np.diff(offsets), self.token[: offsets[-1]], self.phase[:n])
+
 
 def tokens_of(trace: Trace) -> Tokens:
     """Find the tokens of a trace: runs of rows with equal (request, token)."""

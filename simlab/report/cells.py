@@ -74,6 +74,11 @@ class Series:
     needs_engine_change: bool
 
 
+def is_time_only(row: Result) -> bool:
+    """A predicted row whose counters are the simulated row's: only its time is its own."""
+    return row.kind == "predicted" and row.ms_per_token is not None
+
+
 def series_key(row: Result) -> SeriesKey:
     """What makes two cells points of the same line."""
     params = tuple(sorted(row.params.items()))

@@ -11,12 +11,26 @@ import html
 from collections.abc import Sequence
 from typing import Any
 
-from simlab.report import text
-from simlab.report.cells import Series, SeriesKey, Setting, by_concurrency, series_key, size_label
+from simlab.report import text, timing
+from simlab.report.cells import (
+    Series,
+    SeriesKey,
+    Setting,
+    by_concurrency,
+    is_time_only,
+    series_key,
+    size_label,
+)
 from simlab.report.verdict import reference_size
 from simlab.result.schema import Result
 
 Figure = dict[str, Any]
+
+_TITLES = {
+    "hit_rate": "hit rate",
+    "mib_per_token": "MiB moved per token",
+    "ms_per_token": "ms per token",
+}
 
 
 def frontier(setting: Setting, level: int, names: dict[SeriesKey, Series]) -> Figure | None:
@@ -49,11 +63,14 @@ def frontier(setting: Setting, level: int, names: dict[SeriesKey, Series]) -> Fi
 def against_slots(
     setting: Setting, level: int, names: dict[SeriesKey, Series], metric: str
 ) -> Figure | None:
-    """``hit_rate`` or ``mib_per_token`` against slots, the cliff marked; None without any point."""
+    """``hit_rate``, ``mib_per_token`` or ``ms_per_token`` against slots, the cliff marked; None
+    without any point.
+    """
     lines = _lines(setting, level, names, (metric,))
     if not lines:
         return None
     write = text.percent if metric == "hit_rate" else text.amount
+    title = _TITLES[metric]
     for line in lines:
         rows, series = line.pop("rows"), line.pop("series")
         label = html.escape(series.label) + (
@@ -62,6 +79,8 @@ def against_slots(
         line["x"] = [row.slots_share for row in rows]
         line["y"] = [getattr(row, metric) for row in rows]
         line["text"] = [f"{label} <b>{write(getattr(row, metric))}</b>" for row in rows]
+        if metric == "ms_per_token" and rows[0].kind == "measured":
+            line["error_y"] = {**timing.error_bars(rows), "color": line["marker"]["color"]}
     layout = _layout(setting, "x unified")
     end = 1.03 * max(row.slots_share for row in setting.rows)
     full, unit = _slots_axis(setting)
@@ -71,15 +90,48 @@ def against_slots(
     layout["hoversort"] = "value descending"
     layout["meta"] = {"full": full}  # the script labels ticks with slots and share
     if metric == "hit_rate":
-        layout["yaxis"].update(title={"text": "hit rate"}, tickformat=".0%", range=[-0.02, 1.04])
+        layout["yaxis"].update(title={"text": title}, tickformat=".0%", range=[-0.02, 1.04])
     else:
-        layout["yaxis"].update(
-            title={"text": "MiB moved per token"}, range=[0, _top(setting, metric)]
-        )
+        layout["yaxis"].update(title={"text": title}, range=[0, _top(setting, metric)])
     cliff = _cliff(by_concurrency(setting.rows, level))
     if cliff and cliff[0]["x0"] <= end:
         layout.update(shapes=cliff[:-1], annotations=[cliff[-1]])
     return {"data": lines, "layout": layout}
+
+
+def residuals(setting: Setting, level: int, names: dict[SeriesKey, Series]) -> Figure | None:
+    """Error of the predicted time against slots, a mark a measured cell; None without any."""
+    lines = _lines(setting, level, names, ("ms_per_token",))
+    lines = [line for line in lines if line["rows"][0].kind == "measured"]
+    shown = []
+    for line in lines:
+        rows, series = line.pop("rows"), line.pop("series")
+        found = [(row.slots_share, timing.error_of(row)) for row in rows]
+        found = [(share, error) for share, error in found if error is not None]
+        if not found:
+            continue
+        line["x"], line["y"] = (list(values) for values in zip(*found, strict=True))
+        label = html.escape(series.label)
+        line["text"] = [
+            f"{label} (predicted / measured) <b>{error:+.1%}</b>" for error in line["y"]
+        ]
+        shown.append(line)
+    if not shown:
+        return None
+    layout = _layout(setting, "x unified")
+    full, unit = _slots_axis(setting)
+    end = 1.03 * max(row.slots_share for row in setting.rows)
+    layout["xaxis"].update(title={"text": f"{unit}, share of the experts"}, range=[0, end])
+    layout["xaxis"]["hoverformat"] = ".1%"
+    layout["xaxis"]["unifiedhovertitle"] = {"text": "%{x:.1%} of the experts"}
+    layout["meta"] = {"full": full}
+    errors = [error for row in setting.rows if (error := timing.error_of(row)) is not None]
+    reach = 1.15 * max(0.1, *map(abs, errors))
+    layout["yaxis"].update(
+        title={"text": "predicted / measured, less 1"}, tickformat="+.0%", range=[-reach, reach],
+        zeroline=True, zerolinecolor="var(--axis)",
+    )  # fmt: skip
+    return {"data": shown, "layout": layout}
 
 
 def _lines(
@@ -88,6 +140,8 @@ def _lines(
     """One trace a (series, kind) with its usable rows; the caller fills x, y and text."""
     groups: dict[tuple[int, str], list[Result]] = {}
     for row in by_concurrency(setting.rows, level):
+        if is_time_only(row) and "ms_per_token" not in metrics:
+            continue
         if all(getattr(row, metric) is not None for metric in metrics):
             groups.setdefault((names[series_key(row)].index, row.kind), []).append(row)
     # bounds first: the lines of real policies are drawn over them

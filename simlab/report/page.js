@@ -145,7 +145,7 @@
       const order = (a, b) => {
         const [x, y] = [value(a), value(b)];
         if (x === "" || y === "") return (x === "") - (y === ""); // unknown stays last
-        return (up ? 1 : -1) * (column ? x - y : x.localeCompare(y));
+        return (up ? 1 : -1) * (column && !Number.isNaN(x - y) ? x - y : x.localeCompare(y));
       };
       body.append(...[...body.rows].sort(order));
     }));

@@ -10,13 +10,14 @@ from importlib import resources
 from typing import Any
 
 from simlab.errors import UsageError
-from simlab.report import figures, tables, text
+from simlab.report import figures, tables, text, timing
 from simlab.report.cells import (
     Series,
     Setting,
     assign_series,
     by_concurrency,
     group_settings,
+    is_time_only,
     series_key,
 )
 from simlab.report.verdict import Names, Verdict, agreement, reference_size, verdicts
@@ -119,9 +120,15 @@ def _banner(rows: Sequence[Result]) -> str:
             f" nothing {what} was timed on a GPU.</p>"
         )
     if "predicted" in kinds:
-        lines.append('<p class="banner sim"><b>PREDICTED</b> Some cells come from a model.</p>')
+        lines.append(
+            '<p class="banner sim"><b>PREDICTED</b> What is marked predicted comes from a model of'
+            " time.</p>"
+        )
     if "measured" in kinds:
-        lines.append('<p class="banner sim"><b>MEASURED</b> Some cells ran on a device.</p>')
+        lines.append(
+            '<p class="banner sim"><b>MEASURED</b> What is marked measured ran on'
+            f" {escape(timing.places(rows))}.</p>"
+        )
     if any(row.synthetic for row in rows):
         which = "The picks" if all(row.synthetic for row in rows) else "Some of the picks"
         lines.append(
@@ -154,11 +161,14 @@ def _section(
     ) + f'<p class="setting">{escape(first.model)} · {escape(setting.describe())}</p>'
     title = "" if several else "<h2>Verdict</h2>"
     parts = [head, *(_verdict_box(verdict, setting, names, title) for verdict in found)]
-    parts += [f'<p class="agree">{escape(sentence)}</p>' for sentence in agreement(setting)]
+    said = [*agreement(setting), *timing.sentences(setting, names)]
+    parts += [f'<p class="agree">{escape(sentence)}</p>' for sentence in said]
     parts.append(_controls(levels, setting, names))
+    charts = (*_CHARTS, *timing.CHARTS) if timing.has_times(setting) else _CHARTS
     parts.append(
-        f'<div class="charts">{"".join(_chart(setting, *chart) for chart in _CHARTS)}</div>'
+        f'<div class="charts">{"".join(_chart(setting, *chart) for chart in charts)}</div>'
     )
+    parts.append(timing.measured_table(setting, names))
     if any(row.by_layer for row in rows):
         parts.append(_heatmap(setting))
     parts.append(
@@ -225,9 +235,16 @@ def _role(series: Series) -> str:
     return " <small>needs an engine change</small>" if series.needs_engine_change else ""
 
 
-def _origin(setting: Setting) -> str:
-    """Kinds, trace and rules of the figures: the line under every chart's heading."""
-    kinds = " and ".join(kind.upper() for kind in setting.kinds)
+def _origin(setting: Setting, timed: bool = False) -> str:
+    """Kinds, trace and rules of the figures: the line under every chart's heading.
+
+    Args:
+        timed: the figures are times; predicted rows show nowhere else.
+    """
+    shown = [
+        r for r in setting.rows if (r.ms_per_token is not None if timed else not is_time_only(r))
+    ]
+    kinds = " and ".join(kind.upper() for kind in Setting(tuple(shown)).kinds)
     trace = "synthetic" if setting.first.synthetic else "real"
     return (
         f'<p class="sub">{kinds}, {trace} trace · {escape(setting.describe())}'
@@ -239,8 +256,9 @@ def _chart(setting: Setting, key: str, heading: str, reading: str) -> str:
     alt = f"{heading}, one line a policy. The table of cells below holds every figure."
     if key == "frontier":
         reading += " " + _ONE_LINE.get(setting.first.on_decline, "")
+    timed = key in (chart[0] for chart in timing.CHARTS)
     return (
-        f'<figure class="{key}"><h3>{heading}</h3>{_origin(setting)}'
+        f'<figure class="{key}"><h3>{heading}</h3>{_origin(setting, timed)}'
         f'<div class="plot" data-chart="{key}" role="img" aria-label="{escape(alt)}"></div>'
         f"<figcaption>{reading}</figcaption></figure>"
     )
@@ -342,6 +360,8 @@ def _payload(setting: Setting, names: Names) -> dict[str, Any]:
             "frontier": figures.frontier(setting, level, names),
             "hits": figures.against_slots(setting, level, names, "hit_rate"),
             "bytes": figures.against_slots(setting, level, names, "mib_per_token"),
+            "time": figures.against_slots(setting, level, names, "ms_per_token"),
+            "residuals": figures.residuals(setting, level, names),
             "at": _busy(setting, level),
         }
         for level in setting.concurrency
@@ -355,7 +375,9 @@ def _payload(setting: Setting, names: Names) -> dict[str, Any]:
             + ("" if row.kind == "simulated" else f" ({row.kind})"),
             "level": row.concurrency,
             "size": _size_id(row),
-            "layers": [[part["layer"], _layer_rate(part)] for part in row.by_layer],
+            "layers": []
+            if is_time_only(row)
+            else [[part["layer"], _layer_rate(part)] for part in row.by_layer],
             "parts": tables.parts_of(row),
         }
         for row in rows

@@ -31,6 +31,9 @@ _COLUMNS: tuple[tuple[str, str, Any, Any], ...] = (
      lambda r: r.counters.cpu_served, text.count),
 )  # fmt: skip
 
+_MS = ("ms / token", "milliseconds per decode token: predicted or measured",
+       lambda r: r.ms_per_token, text.amount)  # fmt: skip
+
 
 def cells_table(rows: Sequence[Result], names: Names, table_id: str) -> str:
     """All cells; sorted and filtered by the page's script, complete without it.
@@ -38,11 +41,16 @@ def cells_table(rows: Sequence[Result], names: Names, table_id: str) -> str:
     Numbers stand in ``data-v`` with full precision (empty when unknown) beside their short form.
     """
     kinds = {row.kind for row in rows}
+    columns = _COLUMNS
+    if any(row.ms_per_token is not None for row in rows):
+        columns += (_MS,)
     heads = ['<th scope="col"><button type="button">policy</button></th>']
+    if len(kinds) > 1:
+        heads.append('<th scope="col"><button type="button">kind</button></th>')
     heads += [
         f'<th scope="col" class="n" title="{escape(title)}"><button type="button">{escape(name)}'
         "</button></th>"
-        for name, title, _, _ in _COLUMNS
+        for name, title, _, _ in columns
     ]
     body = []
     for number, row in enumerate(rows):
@@ -53,7 +61,9 @@ def cells_table(rows: Sequence[Result], names: Names, table_id: str) -> str:
             f' aria-expanded="false">{swatch(series)}{escape(series.label)}</button>{mark}'
             f"{_series_tag(series)}</th>"
         ]
-        for _, _, value, write in _COLUMNS:
+        if len(kinds) > 1:
+            cells.append(f'<td data-v="{row.kind}">{row.kind}</td>')
+        for _, _, value, write in columns:
             raw = value(row)
             shown = text.slots(row.slots) if write is None else write(raw)
             cells.append(f'<td data-v="{"" if raw is None else repr(raw)}">{shown}</td>')

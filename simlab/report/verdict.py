@@ -16,7 +16,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from simlab.report import text
-from simlab.report.cells import Series, SeriesKey, Setting, by_concurrency, series_key, size_label
+from simlab.report.cells import (
+    Series,
+    SeriesKey,
+    Setting,
+    by_concurrency,
+    is_time_only,
+    series_key,
+    size_label,
+)
 from simlab.result.schema import Result
 
 REFERENCE_SHARE = 0.25
@@ -114,8 +122,11 @@ def verdicts(setting: Setting, names: Names) -> list[Verdict]:
     """
     found = []
     for kind in setting.kinds:
-        rows = Setting(tuple(row for row in setting.rows if row.kind == kind))
-        found.append(_verdict(rows, names))
+        rows = Setting(
+            tuple(row for row in setting.rows if row.kind == kind and not is_time_only(row))
+        )
+        if rows.rows:
+            found.append(_verdict(rows, names))
     return found
 
 
@@ -277,7 +288,7 @@ def agreement(setting: Setting) -> list[str]:
         gaps = [
             abs(_rate(row) - _rate(simulated[_identity(row)]))
             for row in setting.rows
-            if row.kind == kind and row.hit_rate is not None
+            if row.kind == kind and row.hit_rate is not None and not is_time_only(row)
             if _identity(row) in simulated and simulated[_identity(row)].hit_rate is not None
         ]
         if gaps:

@@ -86,6 +86,9 @@ class Result:
         bound: the policy is a bound (opt, opt-bypass), not something an engine runs.
         needs_engine_change: the policy declines misses, which llama.cpp cannot do.
         ubatch: most tokens of a prefill step.
+        ms_per_token: mean milliseconds per decode token: ``predicted`` by the time model or
+            ``measured`` on a device, None in simulated rows. timing: what it is made of, and where
+            it comes from (``simlab/live`` and ``simlab/cost`` say which entries they write).
         synthetic: the trace is synthetic; printed wherever the figures are.
     """
 
@@ -130,6 +133,8 @@ class Result:
     notes: tuple[str, ...] = ()
     provenance: Mapping[str, Any] = field(default_factory=dict)
     ubatch: int = 512
+    ms_per_token: float | None = None
+    timing: Mapping[str, Any] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
 
     def to_dict(self) -> dict[str, Any]:

@@ -31,7 +31,7 @@ _SCALARS = (str, int, float, bool)
 _LISTS = {"slots_json": int, "notes": str}
 _JSON_TEXT = (
     "params_json", "cycle", "by_class", "by_phase", "by_layer", "by_request", "windows",
-    "provenance",
+    "provenance", "timing",
 )  # fmt: skip
 
 
@@ -209,8 +209,9 @@ def _check_types(row: Any) -> None:
         _check_numbers(name, row.get(name, []))
     if any(not {"layer", "lookups", "hits"} <= set(part) for part in row.get("by_layer", [])):
         raise SimlabError("by_layer must name layer, lookups and hits")
-    if not isinstance(row.get("provenance", {}), Mapping):
-        raise SimlabError("provenance must be an object")
+    for name in ("provenance", "timing"):
+        if not isinstance(row.get(name, {}), Mapping):
+            raise SimlabError(f"{name} must be an object")
     if "slots_json" in row and (not row["slots_json"] or row.get("n_keys", 1) < 1):
         raise SimlabError("a cell needs the slots of at least one group and at least one key")
 
