@@ -9,7 +9,7 @@ import click
 from simlab.errors import UsageError
 
 if TYPE_CHECKING:
-    from simlab.cost.fit import Calibration
+    from simlab.cost.fit import Calibration, Interval
 
 _MEANING = {
     "base_ms": "ms of a step without misses",
@@ -19,21 +19,15 @@ _MEANING = {
 
 @click.command("calibrate")
 @click.argument("points")
-@click.option(
-    "--mib-per-token",
-    type=click.FloatRange(0, min_open=True),
-    metavar="N",
-    help="MiB of all experts that a token picks: gives the bandwidth (see: simlab plan --napkin).",
-)
 @click.option("--at", metavar="RATE,...", help="Predict at these hit rates (0..1).")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list, an object a setup.")
-def command(points: str, mib_per_token: float | None, at: str | None, as_json: bool) -> None:
+def command(points: str, at: str | None, as_json: bool) -> None:
     """Fit the time model to measured speeds at known hit rates.
 
-    POINTS is a CSV file with the columns tok_s, hit_rate, cache_mib, concurrency, host_share and
-    model, gpu, link, setup; only tok_s is needed. Rows of one model, GPU, link and concurrency
-    share parameters. From fewer than three runs with known hit rates nothing is predicted: the
-    intervals that the points allow are printed instead.
+    POINTS is a CSV file with the columns tok_s, hit_rate, cache_mib, concurrency, host_share,
+    mib_per_token and model, gpu, link, setup; only tok_s is needed. Rows of one model, GPU, link
+    and concurrency share parameters. From fewer than three runs with known hit rates nothing is
+    predicted: the intervals that the points allow are printed instead.
     """
     import json
 
@@ -43,10 +37,10 @@ def command(points: str, mib_per_token: float | None, at: str | None, as_json: b
     rates = _rates(at)
     found = [calibrate(setup) for setup in read_points(points)]
     if as_json:
-        click.echo(json.dumps([_as_dict(c, mib_per_token, rates) for c in found]))
+        click.echo(json.dumps([_as_dict(c, rates) for c in found]))
         return
     for calibration in found:
-        _print(calibration, mib_per_token, rates)
+        _print(calibration, rates)
 
 
 def _rates(at: str | None) -> list[float]:
@@ -59,25 +53,11 @@ def _rates(at: str | None) -> list[float]:
     return rates
 
 
-def _bandwidth(calibration: Calibration, mib: float | None) -> dict[str, float | None]:
-    """GB/s of the link, if the bytes of a token are known: low, high and value."""
-    if mib is None:
-        return {}
-    # a step of several streams looks up each distinct expert once, so its bytes are not known
-    if calibration.setup.concurrency != 1:
-        return {}
-    miss = calibration.parameters["miss_ms"]
-    size = mib * 2**20 / 1e6  # bytes a ms are 1e-6 GB/s
-
-    def speed(ms: float | None) -> float | None:
-        return size / ms if ms else None
-
-    return {"low": speed(miss.high), "high": speed(miss.low), "value": speed(miss.value)}
-
-
-def _as_dict(c: Calibration, mib: float | None, rates: list[float]) -> dict[str, Any]:
-    def finite(x: float) -> float | None:
-        return x if x < float("inf") else None
+def _as_dict(c: Calibration, rates: list[float]) -> dict[str, Any]:
+    def interval(p: Interval | None) -> dict[str, float | None] | None:
+        if p is None:
+            return None
+        return {"value": p.value, "low": p.low, "high": p.high if p.high < float("inf") else None}
 
     setup = c.setup
     return {
@@ -86,11 +66,8 @@ def _as_dict(c: Calibration, mib: float | None, rates: list[float]) -> dict[str,
         "link": setup.link,
         "concurrency": setup.concurrency,
         "kind": "fitted" if c.fitted else "feasible",
-        "parameters": {
-            name: {"value": p.value, "low": p.low, "high": finite(p.high)}
-            for name, p in c.parameters.items()
-        },
-        "bandwidth_gb_s": _bandwidth(c, mib) or None,
+        "parameters": {name: interval(p) for name, p in c.parameters.items()},
+        "bandwidth_gb_s": interval(c.bandwidth_gb_s),
         "residuals": [
             {
                 "row": r.point.row,
@@ -110,16 +87,13 @@ def _as_dict(c: Calibration, mib: float | None, rates: list[float]) -> dict[str,
     }
 
 
-def _print(c: Calibration, mib: float | None, rates: list[float]) -> None:
+def _print(c: Calibration, rates: list[float]) -> None:
     click.echo(click.style(c.setup.name, bold=True))
     how = "fitted, 95 % interval" if c.fitted else "not determined, what the points allow"
     for name, interval in c.parameters.items():
         click.echo(f"  {name}  {interval!s:<28} {_MEANING[name]} ({how})")
-    speed = _bandwidth(c, mib)
-    if speed:
-        low, high, value = (speed[key] for key in ("low", "high", "value"))
-        text = f"{low or 0:.3g} .. " + ("no upper limit" if high is None else f"{high:.3g}")
-        click.echo(f"  link     {f'{value:.3g} ({text})' if value else text} GB/s")
+    if c.bandwidth_gb_s is not None:
+        click.echo(f"  link     {c.bandwidth_gb_s!s:<28} GB/s that miss_ms implies")
     for r in c.residuals:
         click.echo(
             f"    {r.point.label:<26} {r.point.hit_rate or 0:6.1%} hits  measured"

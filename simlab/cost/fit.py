@@ -72,6 +72,20 @@ class Calibration:
     break_even: tuple[tuple[Point, float], ...]
     undetermined: tuple[str, ...]
 
+    @property
+    def bandwidth_gb_s(self) -> Interval | None:
+        """The link's rate as miss_ms implies it; None when the bytes of a token are not known."""
+        size = self.setup.token_bytes
+        if size is None:
+            return None
+        miss = self.parameters["miss_ms"]
+        low, high, value = (
+            math.inf if ms == 0 else size / ms / 1e6 if ms is not None else None
+            for ms in (miss.high, miss.low, miss.value)
+        )
+        assert low is not None and high is not None
+        return Interval(low, high, value)
+
     def predict_ms(self, hit_rate: float, host_share: float = 1.0) -> float:
         """Milliseconds a step at a hit rate.
 
@@ -87,12 +101,8 @@ class Calibration:
         return base + (1.0 - hit_rate) * host_share * miss
 
 
-def calibrate(setup: Setup, *, least_miss_ms: float = 0.0) -> Calibration:
+def calibrate(setup: Setup) -> Calibration:
     """Fit a setup's points if they suffice, else bound its parameters.
-
-    Args:
-        least_miss_ms: what the link needs at least for all expert lookups of a step (bytes over
-            its peak), if the bytes are known.
 
     Raises:
         SimlabError: no parameters agree with the points.
@@ -100,7 +110,7 @@ def calibrate(setup: Setup, *, least_miss_ms: float = 0.0) -> Calibration:
     known = [point for point in setup.cached if point.misses is not None]
     if len(known) > len(PARAMETERS) and len({point.misses for point in known}) > 1:
         return _fit(setup, known)
-    return _bound(setup, least_miss_ms)
+    return _bound(setup)
 
 
 def _fit(setup: Setup, known: Sequence[Point]) -> Calibration:
@@ -150,11 +160,12 @@ def _lacks(point: Point) -> str:
     return " and ".join(lacking) + " not being known"
 
 
-def _bound(setup: Setup, least_miss_ms: float) -> Calibration:
+def _bound(setup: Setup) -> Calibration:
     """The edges of the parameters that agree with every cached point within TOLERANCE.
 
     A point whose misses are not known has a share u of them, of which 0 <= u <= 1 (or 1 - hit rate
-    where only the host share is not known): w = u x miss_ms is one more variable.
+    where only the host share is not known): w = u x miss_ms is one more variable. No link is faster
+    than it is specified.
     """
     from scipy.optimize import linprog
 
@@ -171,7 +182,10 @@ def _bound(setup: Setup, least_miss_ms: float) -> Calibration:
             row[at] = 1.0
             most = 1.0 if point.hit_rate is None else 1.0 - point.hit_rate
             share = [0.0] * size
-            share[at], share[1] = 1.0, -most * (1.0 if point.host_share is None else point.host_share)
+            share[at], share[1] = (
+                1.0,
+                -most * (1.0 if point.host_share is None else point.host_share),
+            )
             rows.append(share)
             limits.append(0.0)
         else:
@@ -184,7 +198,7 @@ def _bound(setup: Setup, least_miss_ms: float) -> Calibration:
         for sign in (1.0, -1.0):
             goal = [0.0] * size
             goal[at] = sign
-            bounds = [(0.0, None), (least_miss_ms, None), *[(0.0, None)] * len(free)]
+            bounds = [(0.0, None), (setup.least_miss_ms, None), *[(0.0, None)] * len(free)]
             solved = linprog(goal, A_ub=rows or None, b_ub=limits or None, bounds=bounds)
             if solved.status == 2:
                 raise SimlabError(

@@ -2,8 +2,9 @@
 
 Columns: ``tok_s`` (needed), ``hit_rate`` (0..1; empty: not known), ``cache_mib`` (0 or empty: no
 cache), ``concurrency`` (default 1), ``host_share`` (share of the expert bytes that lie on the host;
-default 1, not known where ``setup`` begins with "fit"), and the text columns ``model gpu link setup
-source``. Unknown columns are ignored. ``tok_s`` is the sum over all streams.
+default 1, not known where ``setup`` begins with "fit"), ``mib_per_token`` (all experts that a token
+picks: gives bandwidths), and the text columns ``model gpu link setup source``. Unknown columns are
+ignored. ``tok_s`` is the sum over all streams.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from simlab.errors import SimlabError, UsageError
-
+from simlab.model.napkin import parse_link
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Point:
     hit_rate: float | None
     host_share: float | None
     cached: bool
+    mib_per_token: float | None
 
     @property
     def misses(self) -> float | None:
@@ -49,13 +51,17 @@ class Point:
 
 @dataclass(frozen=True)
 class Setup:
-    """Points that share the parameters: one model, device, link and concurrency."""
+    """Points that share the parameters: one model, device, link and concurrency.
+
+    ``mib_per_token``: as in the file; None when no point says it.
+    """
 
     model: str
     gpu: str
     link: str
     concurrency: int
     points: tuple[Point, ...]
+    mib_per_token: float | None = None
 
     @property
     def name(self) -> str:
@@ -72,6 +78,22 @@ class Setup:
     def without_cache(self) -> list[Point]:
         """Runs without one."""
         return [point for point in self.points if not point.cached]
+
+    @property
+    def token_bytes(self) -> float | None:
+        """Bytes of all experts that a step picks, where that is known: one stream, no sharing."""
+        if self.mib_per_token is None or self.concurrency != 1:
+            return None
+        return self.mib_per_token * 2**20
+
+    @property
+    def least_miss_ms(self) -> float:
+        """What the link needs at least for those bytes, at its specified speed; 0: not known."""
+        size = self.token_bytes
+        try:
+            return 0.0 if size is None else size / parse_link(self.link)[1] / 1e6
+        except UsageError:
+            return 0.0
 
 
 def read_points(path: str | Path) -> list[Setup]:
@@ -101,7 +123,12 @@ def _setups(points: Iterable[tuple[tuple[str, str, str], Point]]) -> list[Setup]
     found: dict[tuple[str, str, str, int], list[Point]] = {}
     for key, point in points:
         found.setdefault((*key, point.concurrency), []).append(point)
-    return [Setup(*key, tuple(members)) for key, members in found.items()]
+    return [
+        Setup(
+            *key, tuple(members), next((p.mib_per_token for p in members if p.mib_per_token), None)
+        )
+        for key, members in found.items()
+    ]
 
 
 def _key(row: dict[str, str | None]) -> tuple[str, str, str]:
@@ -149,4 +176,5 @@ def _point(path: Path, number: int, row: dict[str, str | None]) -> Point:
         hit_rate=hit_rate,
         host_share=share,
         cached=bool(cache) or hit_rate is not None,
+        mib_per_token=cell("mib_per_token", 1e-6, 1e9),
     )

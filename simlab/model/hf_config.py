@@ -61,7 +61,9 @@ def read_config(path: str | os.PathLike[str]) -> Mapping[str, Any]:
         path = path / "config.json"
     try:
         if not path.is_file():
-            raise UsageError(f"there is no file {path}; name a folder with a config.json, or a GGUF")
+            raise UsageError(
+                f"there is no file {path}; name a folder with a config.json, or a GGUF"
+            )
         if path.stat().st_size > _LARGEST_CONFIG:
             raise SimlabError(f"{path} is no config.json: it is larger than 16 MiB")
         config = json.loads(path.read_text(encoding="utf-8"))
