@@ -30,6 +30,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "synth": ("synth", "Make a synthetic trace: random picks, not those of a real model"),
     "replay": ("replay", "Replay TRACE through a cache and print hits, misses and bytes moved"),
     "plan": ("plan", "Tell how many slots a cache budget buys, and the smallest that starts"),
+    "advise": ("advise", "Find what to type: experts, cache and context for a machine"),
     "calibrate": ("calibrate", "Fit the time model to measured speeds at known hit rates"),
     "report": ("report", "Draw results as one self-contained HTML page"),
     "policies": ("policies", "List the policies that come with simlab, or show one"),
