@@ -71,9 +71,7 @@ def napkin_lines(placement: Placement, napkin: Napkin) -> Iterator[str]:
     yield from _heading(placement)
     yield f"\none expert         {napkin.expert_bytes / _MIB:.2f} MiB"
     yield f"all experts        {napkin.n_experts:,} experts, {napkin.total_bytes / _GIB:.1f} GiB"
-    yield (
-        f"touched per token  {napkin.touched:,} experts, {napkin.token_bytes / _MIB:,.0f} MiB"
-    )
+    yield (f"touched per token  {napkin.touched:,} experts, {napkin.token_bytes / _MIB:,.0f} MiB")
     yield "\nover the link, at its specified speed and before any compute:"
     for each in napkin.crossings:
         ceiling = "no limit" if each.tok_s is None else f"at most {each.tok_s:,.0f} tok/s"
