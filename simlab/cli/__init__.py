@@ -30,6 +30,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "synth": ("synth", "Make a synthetic trace: random picks, not those of a real model"),
     "replay": ("replay", "Replay TRACE through a cache and print hits, misses and bytes moved"),
     "plan": ("plan", "Tell how many slots a cache budget buys, and the smallest that starts"),
+    "check-log": (
+        "check_log",
+        "Set what llama.cpp logged of its expert cache beside what simlab computes",
+    ),
     "advise": ("advise", "Find what to type: experts, cache and context for a machine"),
     "calibrate": ("calibrate", "Fit the time model to measured speeds at known hit rates"),
     "report": ("report", "Draw results as one self-contained HTML page"),

@@ -84,9 +84,9 @@ def group_budgets(
         total += parts[device]
     if total == 0.0:
         parts, total = dict.fromkeys(parts, 1.0), float(len(parts))
-    size = float(int(mib * MIB))
+    whole = float(int(mib * MIB))
     return [
-        int(size * parts[group.device] / total * own / on_device[group.device])
+        int(whole * parts[group.device] / total * own / on_device[group.device])
         for group, own in zip(layout.groups, host, strict=True)
     ]
 

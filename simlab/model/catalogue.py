@@ -62,7 +62,7 @@ def named_shape(name: str, *, dtype: str | None = None) -> ModelShape:
     layers = entry.get("moe_layers")
     return shape_from(
         name=str(entry["name"]),
-        source=f"the catalogue's entry {entry['name']}",
+        source=f"catalogue: {entry['name']}",
         n_layers=entry.get("layers"),
         layers=None if layers is None else parse_spans(str(layers)),
         n_expert=entry.get("n_expert"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from simlab.errors import SimlabError, UsageError
@@ -77,7 +78,9 @@ def _place(number: object) -> object:
     return number + 1 if isinstance(number, int) else number
 
 
-def _shape(path: Path, metadata: dict[str, object], tensors: dict[str, TensorInfo]) -> ModelShape:
+def _shape(
+    path: Path, metadata: Mapping[str, object], tensors: dict[str, TensorInfo]
+) -> ModelShape:
     layers: dict[int, dict[str, TensorInfo]] = {}
     for name, tensor in tensors.items():
         found = _EXPERTS.match(name)
@@ -139,9 +142,9 @@ def _shape(path: Path, metadata: dict[str, object], tensors: dict[str, TensorInf
 
 def _number(value: object) -> int | None:
     """A whole number of the metadata; of an array (one number a layer) the largest."""
-    if isinstance(value, list) and value and all(isinstance(each, int) for each in value):
-        return max(value)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    numbers = value if isinstance(value, list) else [value]
+    whole = [each for each in numbers if isinstance(each, int) and not isinstance(each, bool)]
+    return max(whole) if whole and len(whole) == len(numbers) else None
 
 
 def _experts(

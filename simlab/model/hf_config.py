@@ -135,10 +135,17 @@ def shape_from(
         "type of the expert weights (give --dtype, such as Q4_K)": dtype,
     }
     missing = [what for what, figure in figures.items() if figure is None]
-    if missing:
+    if (
+        missing
+        or n_layers is None
+        or layers is None
+        or n_expert is None
+        or k is None
+        or hidden is None
+        or inter is None
+        or dtype is None
+    ):
         raise UsageError(f"{source} does not say: {', '.join(missing)}")
-    assert None not in (n_layers, layers, n_expert, k, hidden, inter, dtype)
-    assert n_layers and layers is not None and n_expert and k and hidden and inter and dtype
     if not layers:
         raise UsageError(f"{source}: no layer of this model has experts")
     if not k <= n_expert:
@@ -186,7 +193,9 @@ def moe_layers(text: Mapping[str, Any], n_layers: int) -> list[int] | None:
     """
     for key in ("mlp_layer_types", "layers_block_type"):
         kinds = text.get(key)
-        if _is_list(kinds, n_layers, str) and _MOE_WORDS & set(kinds):
+        if not isinstance(kinds, list) or not _is_list(kinds, n_layers, str):
+            continue
+        if _MOE_WORDS & set(kinds):
             return [i for i, kind in enumerate(kinds) if kind in _MOE_WORDS]
     pattern = text.get("hybrid_override_pattern")
     if isinstance(pattern, str) and "E" in pattern:
@@ -197,35 +206,31 @@ def moe_layers(text: Mapping[str, Any], n_layers: int) -> list[int] | None:
     if isinstance(named, list) and all(_is_whole(i, 0, n_layers - 1) for i in named):
         return sorted(set(named))
     frequency = text.get("moe_layer_freq")
-    if _is_list(frequency, n_layers, int):
+    if isinstance(frequency, list) and _is_list(frequency, n_layers, int):
         return [i for i, has in enumerate(frequency) if has]
-    rules: list[Callable[[int], bool]] = []
-    dense = _first(text, ("first_k_dense_replace", "num_dense_layers"), _MOST_LAYERS, least=0)
-    if dense is not None:
-        rules.append(lambda i: i >= dense)
-    if _is_whole(frequency, 1, _MOST_LAYERS):
-        rules.append(lambda i: i % frequency == 0)
-    step = text.get("decoder_sparse_step")
-    if _is_whole(step, 1, _MOST_LAYERS):
-        rules.append(lambda i: (i + 1) % step == 0)
     only_dense = text.get("mlp_only_layers") or []
     if not isinstance(only_dense, list):
         return None
-    rules.append(lambda i: i not in only_dense)
-    interleave = text.get("interleave_moe_layer_step")
-    if _is_whole(interleave, 1, _MOST_LAYERS):
-        rules.append(lambda i: (i + 1) % interleave == 0)
-    period, offset = text.get("expert_layer_period"), text.get("expert_layer_offset", 0)
-    if _is_whole(period, 1, _MOST_LAYERS) and _is_whole(offset, 0, _MOST_LAYERS):
-        rules.append(lambda i: i % period == offset)
-    start, end = text.get("moe_layer_start_index"), text.get("moe_layer_end_index", -1)
-    if _is_whole(start, 0, _MOST_LAYERS) and isinstance(end, int):
-        interval = text.get("moe_layer_interval", 1)
-        if not _is_whole(interval, 1, _MOST_LAYERS):
-            return None
-        last = end if end >= 0 else n_layers - 1
-        rules.append(lambda i: start <= i <= last and (i + 1) % interval == 0)
-    return [i for i in range(n_layers) if all(rule(i) for rule in rules)]
+    rules: list[Callable[[int], bool]] = [lambda i: i not in only_dense]
+
+    def rule(
+        keys: tuple[str, ...], least: int, make: Callable[[int], Callable[[int], bool]]
+    ) -> None:
+        number = _first(text, keys, _MOST_LAYERS, least=least)
+        if number is not None:
+            rules.append(make(number))
+
+    rule(("first_k_dense_replace", "num_dense_layers"), 0, lambda n: lambda i: i >= n)
+    rule(("moe_layer_freq",), 1, lambda n: lambda i: i % n == 0)
+    rule(("decoder_sparse_step",), 1, lambda n: lambda i: (i + 1) % n == 0)
+    rule(("interleave_moe_layer_step",), 1, lambda n: lambda i: (i + 1) % n == 0)
+    offset = _first(text, ("expert_layer_offset",), _MOST_LAYERS, least=0) or 0
+    rule(("expert_layer_period",), 1, lambda n: lambda i: i % n == offset)
+    end = _first(text, ("moe_layer_end_index",), _MOST_LAYERS, least=0)
+    last = n_layers - 1 if end is None else end
+    rule(("moe_layer_start_index",), 0, lambda n: lambda i: n <= i <= last)
+    rule(("moe_layer_interval",), 1, lambda n: lambda i: (i + 1) % n == 0)
+    return [i for i in range(n_layers) if all(has(i) for has in rules)]
 
 
 def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""Where a model's experts live: layers in host memory, devices, and what is left of their memory."""
+"""Where a model's experts live: in host memory or on which device, and what memory that leaves."""
 
 from __future__ import annotations
 
