@@ -7,10 +7,10 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed: pip install 'simlab[capture]'")
 pytest.importorskip("transformers", reason="transformers is not installed")
 
-from architectures import CASES, Case, build  # noqa: E402
+from architectures import CASES, Case, build
 
-from simlab.capture.hooks import attach  # noqa: E402
-from simlab.model.hf_config import shape_of_config  # noqa: E402
+from simlab.capture.hooks import attach
+from simlab.model.hf_config import shape_of_config
 
 #: The hooked module is the router, whose weights are not the experts'.
 ROUTERS = {"jetmoe", "llama4"}
