@@ -12,7 +12,7 @@ import pytest
 
 from simlab.cli import main
 from simlab.errors import UsageError
-from simlab.model.budget import slots_for_budget
+from simlab.model.budget import NothingCached, slots_for_budget
 from simlab.model.layout import ExpertLayout, group_layers
 from simlab.policy.registry import load_policy, policy_names
 from simlab.replay.cell import Cell
@@ -125,7 +125,7 @@ def test_slot_budgets_of_the_articles(shared: Path) -> None:
         layout, mib = layouts[row["model"]], float(row["budget_mib"])
         wanted = [int(n) for n in row["slots_per_group"].split(";")]
         if not any(wanted):
-            with pytest.raises(UsageError, match="caches no group"):
+            with pytest.raises(NothingCached, match="caches no group"):
                 slots_for_budget(layout, mib)
         else:
             assert slots_for_budget(layout, mib)[0] == wanted, row
@@ -288,8 +288,10 @@ def test_json_out_and_table_agree(
         (["--slots", "10", "--mib", "10"], "not both"),
         (["--mib", "0"], "above 0"),
         (["--mib", "nan"], "above 0"),
-        (["--mib", "x"], "--mib takes numbers"),
-        (["--mib", "0.000001"], "caches no group"),
+        (["--mib", "x"], "--moe-cache-mib takes numbers"),
+        (["--n-cpu-moe", "2"], "need --layout"),
+        (["--layout", "Qwen3-30B-A3B"], "does not fit the layout: it has 4 experts a layer"),
+        (["--layout", "Qwen3-30B"], "did you mean Qwen3-30B-A3B?"),
         (["--semantics", "sglang"], "must be one of llama.cpp, per-pick, bmoe"),
         (["--concurrency", "0"], "1 or more"),
         (["--concurrency", "two"], "--concurrency takes numbers"),

@@ -34,6 +34,13 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "live",
         "Run TRACE through a cache with real uploads, and set it beside its simulation",
     ),
+    "plan": ("plan", "Tell how many slots a cache budget buys, and the smallest that starts"),
+    "check-log": (
+        "check_log",
+        "Set what llama.cpp logged of its expert cache beside what simlab computes",
+    ),
+    "advise": ("advise", "Find what to type: experts, cache and context for a machine"),
+    "calibrate": ("calibrate", "Fit the time model to measured speeds at known hit rates"),
     "report": ("report", "Draw results as one self-contained HTML page"),
     "policies": ("policies", "List the policies that come with simlab, or show one"),
 }

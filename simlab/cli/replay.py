@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from simlab.cli.layout_options import layout_options
 from simlab.errors import UsageError
 
 
@@ -26,7 +27,19 @@ from simlab.errors import UsageError
     metavar="N|P%,...",
     help="Slots per group, or a share of a group's experts.  [default: 10%,25%,50%]",
 )
-@click.option("--mib", metavar="N,...", help="Budget as for --moe-cache-mib, in place of --slots.")
+@click.option(
+    "--moe-cache-mib",
+    "--mib",
+    "mib",
+    metavar="N,...",
+    help="Budget as for llama.cpp's option of that name, in place of --slots.",
+)
+@click.option(
+    "--layout",
+    metavar="GGUF|CONFIG|NAME",
+    help="A model whose groups and bytes take the place of the trace's (see: simlab plan).",
+)
+@layout_options
 @click.option(
     "--concurrency",
     default="1",
@@ -70,6 +83,11 @@ def command(
     params: tuple[str, ...],
     slots: str | None,
     mib: str | None,
+    layout: str | None,
+    dtype: str | None,
+    n_cpu_moe: int | None,
+    host_layers: str | None,
+    tensor_split: str | None,
     concurrency: str,
     semantics: str,
     on_decline: str,
@@ -94,6 +112,7 @@ def command(
     from simlab.cli.options import load_policies, numbers, parameters
     from simlab.cli.progress import bar
     from simlab.cli.result_table import print_results
+    from simlab.model.placement import place
     from simlab.replay.grid import cells_for, replay_grid
     from simlab.replay.run import Replayer
     from simlab.replay.sizes import parse_sizes
@@ -102,17 +121,30 @@ def command(
     from simlab.trace.read import read_trace
 
     if slots is not None and mib is not None:
-        raise UsageError("give --slots or --mib, not both")
+        raise UsageError("give --slots or --moe-cache-mib, not both")
+    if layout is None and any((dtype, n_cpu_moe, host_layers, tensor_split)):
+        raise UsageError("--dtype, --n-cpu-moe, --host-layers and --tensor-split need --layout")
     chosen = load_policies(policies)
     given = parameters(params)
     sizes = [] if mib is not None else parse_sizes("10%,25%,50%" if slots is None else slots)
-    budgets = [] if mib is None else numbers(mib, float, "--mib")
+    budgets = [] if mib is None else numbers(mib, float, "--moe-cache-mib")
     lanes = numbers(concurrency, int, "--concurrency")
     if out is not None:
         check_target(out)
     path = str(find_trace(trace))
+    placement = None
+    if layout is not None:
+        placement = place(
+            layout,
+            dtype=dtype,
+            host_layers=host_layers,
+            n_cpu_moe=n_cpu_moe,
+            tensor_split=tensor_split,
+        )
     replayer = Replayer(
         read_trace(path, n_expert=n_expert),
+        layout=placement.layout if placement else None,
+        layout_name=placement.shape.name if placement else "",
         semantics=semantics,
         prefill=prefill,
         schedule=schedule,
@@ -122,7 +154,15 @@ def command(
         trace_name=os.path.basename(path),
         command=command_line(),
     )
-    cells = cells_for(replayer, chosen, sizes=sizes, mib=budgets, concurrency=lanes, params=given)
+    cells = cells_for(
+        replayer,
+        chosen,
+        sizes=sizes,
+        mib=budgets,
+        split=placement.split if placement else None,
+        concurrency=lanes,
+        params=given,
+    )
     total = sum(len(replayer.access(cell.concurrency).set_step) for cell in cells)
     with bar("Replaying", total * len(replayer.pools)) as advance:
         results = list(

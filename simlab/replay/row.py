@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simlab.model.budget import MIB
+from simlab.model.layout import spans
 from simlab.replay.access import cycle
 from simlab.replay.account import account
 from simlab.replay.cell import Cell, Outcomes
@@ -63,6 +64,10 @@ def result_row(replayer: Replayer, cell: Cell, outcomes: Outcomes, started: floa
         notes.append("per-pick accounting inflates hits at concurrency > 1")
     if replayer.semantics == "bmoe" and policy.bound and len(set(replayer.layer_bytes or ())) > 1:
         notes.append("experts of unequal bytes in one pool: not a bound")
+    if replayer.layout_name:
+        notes.append(f"groups and bytes: {replayer.layout_name}, not those of the trace")
+    if layout.resident:
+        notes.append(f"the experts of layers {spans(layout.resident)} stay on the device")
     if meta.partial:
         notes.append("the trace is marked partial")
     return Result(

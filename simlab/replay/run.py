@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simlab.errors import PolicyError, SimlabError, UsageError
-from simlab.model.layout import ExpertLayout, layout_of
+from simlab.model.layout import ExpertLayout, fit_to_layout, layout_of
 from simlab.policy.loader import Policy
 from simlab.policy.protocol import Cache, Group, new_cache
 from simlab.policy.registry import load_policy
@@ -54,15 +54,17 @@ class Replayer:
 
     Args:
         trace: the trace.
-        layout: groups and bytes; default what the trace's metadata says.
+        layout: groups and bytes, whatever those of the trace were; default what its metadata says.
+            Rows of layers that the layout keeps on the device are left out.
         semantics: one of SEMANTICS. prefill: "engine" or "skip". schedule: "lanes" or "recorded".
         on_decline: "stream" or "cpu": who serves a declined miss, a property of the engine.
         seed: for policies that draw random numbers (each group starts from the same seed).
         ubatch: most tokens of a prefill step (``bmoe``: the whole prompt is one step).
         steps: only so many first steps of the schedule; told in the results' schedule.
+        trace_name, layout_name: printed with the results.
 
     Raises:
-        UsageError: an option is unknown.
+        UsageError: an option is unknown, or the trace does not fit the layout.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Replayer:
         ubatch: int = DEFAULT_UBATCH,
         steps: int | None = None,
         trace_name: str = "",
+        layout_name: str = "",
         command: str = "",
     ) -> None:
         if semantics not in SEMANTICS:
@@ -88,10 +91,10 @@ class Replayer:
             raise UsageError(f"--seed must fit 64 bits, not {seed}")
         if on_decline not in ON_DECLINE:
             raise UsageError(f"--on-decline must be one of {', '.join(ON_DECLINE)}")
-        self.trace = trace
+        self.layout = layout or layout_of(trace.meta)
+        self.trace = trace = trace if layout is None else _refitted(trace, layout)
         self.semantics = semantics
         self.order, self.pool, self.gate = SEMANTICS[semantics]
-        self.layout = layout or layout_of(trace.meta)
         if semantics == "bmoe":
             if not all(group.tensor_bytes for group in self.layout.groups):
                 raise UsageError(
@@ -102,7 +105,7 @@ class Replayer:
             raise UsageError(f"--steps must be 1 or more, not {steps}")
         self.prefill, self.schedule, self.ubatch, self.steps = prefill, schedule, ubatch, steps
         self.on_decline, self.seed = on_decline, seed
-        self.trace_name, self.command = trace_name, command
+        self.trace_name, self.layout_name, self.command = trace_name, layout_name, command
         self.tokens = tokens_of(trace)
         self._access: dict[tuple[int, int], Access] = {}
         self._next_use: dict[tuple[Any, ...], npt.NDArray[np.int32]] = {}
@@ -340,6 +343,30 @@ class Replayer:
             f"policy {policy.name} ({policy.path}) named a victim that {why} ({named}) at step"
             f" {int(access.set_step[stopped])}, layer {layers[access.set_layer[stopped]]}"
         )
+
+
+def _refitted(trace: Trace, layout: ExpertLayout) -> Trace:
+    """The trace as another layout sees it: its bytes, and only the layers that have a pool."""
+    meta = fit_to_layout(trace.meta, layout)
+    if not layout.resident:
+        return replace(trace, meta=meta)
+    kept = np.isin(trace.layer, layout.layers)
+    if not kept.any():
+        raise UsageError("the trace has no row of the layers that are in host memory")
+    sizes = np.diff(trace.offsets)
+    picks = np.repeat(kept, sizes)
+    return replace(
+        trace,
+        meta=meta,
+        request=trace.request[kept],
+        token=trace.token[kept],
+        phase=trace.phase[kept],
+        layer=trace.layer[kept],
+        offsets=np.concatenate(([0], np.cumsum(sizes[kept]))).astype(np.int64),
+        experts=trace.experts[picks],
+        weights=None if trace.weights is None else trace.weights[picks],
+        step=None if trace.step is None else trace.step[kept],
+    )
 
 
 def _check_cache(cache: Cache, policy: Policy) -> None:
