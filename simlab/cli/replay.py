@@ -33,7 +33,7 @@ def _numbers(text: str, kind: type, what: str) -> list[Any]:
 @click.option(
     "--slots",
     metavar="N|P%,...",
-    help="Slots per group, or a share of a group's experts.  [default: 10%,25%,50%]",
+    help="Slots per group (sglang: per layer), or a share of its experts.  [default: 10%,25%,50%]",
 )
 @click.option(
     "--moe-cache-mib",
@@ -59,7 +59,7 @@ def _numbers(text: str, kind: type, what: str) -> list[Any]:
     "--semantics",
     default="llama.cpp",
     show_default=True,
-    help="Which engine's rules: llama.cpp, per-pick or bmoe.",
+    help="Which engine's rules: llama.cpp, sglang, bmoe or per-pick.",
 )
 @click.option(
     "--on-decline",
