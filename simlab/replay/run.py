@@ -203,10 +203,24 @@ class Replayer:
             if self.semantics == "bmoe":
                 found = replace(found, peak_bytes=peak)
         if self.pinned is not None:
-            outcome = np.full(len(whole.experts), kernel.HIT, np.uint8)
+            large = np.zeros(len(whole.set_step), np.bool_)
+            for number, members in enumerate(self.pools):
+                of_pool = np.isin(whole.set_layer, members)
+                large |= of_pool & ~self._on_cached_path(whole, self.slots(cell, number))
+            of_lookup = np.repeat(large, np.diff(whole.offsets))
+            outcome = np.where(of_lookup, kernel.LARGE_HIT, kernel.HIT).astype(np.uint8)
             outcome[~lookups_of(whole, self.pinned)] = found.outcome
             found = replace(found, access=whole, outcome=outcome)
         return found
+
+    def _on_cached_path(self, access: Access, slots: int) -> npt.NDArray[np.bool_]:
+        """Whether a pool of so many slots serves each access set: bool [sets]."""
+        tokens = access.step_tokens[access.set_step].astype(np.int64)
+        if not self.gate:
+            return np.full(len(tokens), slots > 0)
+        needed = np.minimum(tokens * self.trace.meta.k, self.trace.meta.n_expert)
+        result: npt.NDArray[np.bool_] = (tokens <= self.gate) & (needed <= slots) & (slots > 0)
+        return result
 
     def slots(self, cell: Cell, number: int) -> int:
         """Slots of one pool, less those of pinned experts (``bmoe``: budget over mean size).
@@ -337,11 +351,7 @@ class Replayer:
     ) -> npt.NDArray[np.int32]:
         if len(access.experts) + group.keys >= 2**31:
             raise UsageError("bounds need fewer than 2^31 lookups: slice the trace")
-        tokens = access.step_tokens[access.set_step]
-        served = np.ones(len(tokens), np.bool_)
-        if self.gate:
-            needed = np.minimum(tokens.astype(np.int64) * group.k, group.experts)
-            served = (tokens <= self.gate) & (needed <= group.slots)
+        served = self._on_cached_path(access, group.slots)
         key = (concurrency, index_in_group.tobytes(), np.packbits(served).tobytes())
         with self._lock:
             if key not in self._next_use:
