@@ -101,6 +101,9 @@ def main(args: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if args is None else args)
     record(arguments)
     try:
+        for argument in arguments:
+            if not argument.isprintable() and "\\udc" in ascii(argument):
+                raise click.UsageError(f"{argument!r} is not valid UTF-8; rename the file")
         # in this mode click returns the code of ctx.exit(), and else what the command returned
         code = cli.main(arguments or ["--help"], prog_name="simlab", standalone_mode=False)
         if sys.stdout is not None:

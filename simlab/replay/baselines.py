@@ -93,6 +93,19 @@ def run_baseline(
     )
 
 
+def baseline_results(
+    replayer: Replayer, names: Sequence[str], cells: Sequence[Cell]
+) -> list[Result]:
+    """The baselines at the cells' concurrency levels; ``n-cpu-moe`` at each of their sizes."""
+    results = []
+    for concurrency in dict.fromkeys(cell.concurrency for cell in cells):
+        for name in names:
+            sizes = dict.fromkeys(cell.slots for cell in cells if cell.concurrency == concurrency)
+            for slots in sizes if name == "n-cpu-moe" else [()]:
+                results.append(run_baseline(replayer, name, concurrency, slots))
+    return results
+
+
 def _whole_layers(engine: Replayer, slots: Sequence[int]) -> list[int]:
     """Positions of the last layers whose experts fit the bytes of these slots (or their number)."""
     sizes = engine.layer_bytes or [1] * len(engine.trace.meta.moe_layers)

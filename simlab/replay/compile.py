@@ -199,7 +199,7 @@ def _explain(policy: Policy, exc: Exception) -> str:
     if "NRT required" in text or "Only accept returning of array" in text:
         gist = "it allocates memory; allocate in init() and change arrays in place"
     elif not own:
-        gist = "a wrong type is returned: victim() gives the integer key, admit() True or False"
+        gist = "a wrong type is returned, or none: victim() gives a key, admit() True or False"
     else:
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         gist = next((line for line in lines if not line.startswith("Failed in")), "unknown")

@@ -17,6 +17,8 @@ from simlab.replay.run import Replayer
 from simlab.replay.sizes import Size
 from simlab.result.schema import Result
 
+_MOST_MIB = 2.0**40
+
 
 def cells_for(
     replayer: Replayer,
@@ -72,8 +74,8 @@ def _pool(replayer: Replayer, size: Size) -> _Pool:
 
 
 def _budget(replayer: Replayer, mib: float, split: Sequence[float] | None) -> _Pool:
-    if not 0 < mib < 2**40:
-        raise UsageError(f"--moe-cache-mib must be above 0, not {mib:g}")
+    if not 0 < mib <= _MOST_MIB:
+        raise UsageError(f"--moe-cache-mib must be above 0 and at most {_MOST_MIB:g}, not {mib:g}")
     if replayer.semantics == "bmoe":
         return (), int(mib * MIB), ()
     if replayer.semantics == "sglang":
