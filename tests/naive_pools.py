@@ -72,6 +72,30 @@ class BypassPool(SlotPool):
         return served
 
 
+class WavePool(SlotPool):
+    """SGLang's table of one layer: full from the start, larger sets served in waves."""
+
+    def __init__(self, policy: Policy, slots: int, next_uses: Mapping[int, int]) -> None:
+        super().__init__(policy, slots)
+        policy.next_use.update(next_uses)
+        for expert in range(min(slots, policy.experts)):
+            self.slot_of[expert] = expert
+            policy.resident.add(expert)
+            policy.on_insert(expert)
+
+    def serve(self, layer: int, experts: list[int], next_uses: Mapping[int, int]) -> Served:
+        assert layer == 0
+        hits = [e for e in experts if e in self.slot_of]
+        line = hits + sorted(set(experts) - set(hits))
+        waves = [line[i : i + self.slots] for i in range(0, len(line), self.slots)]
+        if len(waves) == 1:
+            waves = [experts]  # in first-seen order, as everywhere
+        uploaded: set[int] = set()
+        for wave in waves:
+            uploaded |= super().serve(0, wave, next_uses).uploaded
+        return Served(set(hits), uploaded, len(uploaded))
+
+
 class BytePool(SlotPool):
     """All layers in one pool with a budget in bytes: insert the misses first, then evict."""
 

@@ -292,7 +292,7 @@ def test_json_out_and_table_agree(
         (["--n-cpu-moe", "2"], "need --layout"),
         (["--layout", "Qwen3-30B-A3B"], "does not fit the layout: it has 4 experts a layer"),
         (["--layout", "Qwen3-30B"], "did you mean Qwen3-30B-A3B?"),
-        (["--semantics", "sglang"], "must be one of llama.cpp, per-pick, bmoe"),
+        (["--semantics", "vllm"], "must be one of llama.cpp, per-pick, bmoe, sglang"),
         (["--concurrency", "0"], "1 or more"),
         (["--concurrency", "two"], "--concurrency takes numbers"),
         (["--prefill", "maybe"], "--prefill must be one of"),

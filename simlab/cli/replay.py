@@ -4,79 +4,13 @@ from __future__ import annotations
 
 import click
 
-from simlab.cli.layout_options import layout_options
+from simlab.cli.replay_options import replay_options
 from simlab.errors import UsageError
 
 
 @click.command("replay")
 @click.argument("trace", required=False)
-@click.option(
-    "--policy",
-    "policies",
-    multiple=True,
-    default=["lru"],
-    show_default=True,
-    metavar="NAME|FILE,...",
-    help="Policies by name or file, or 'all' (see: simlab policies list); may be repeated.",
-)
-@click.option(
-    "--param", "params", multiple=True, metavar="NAME=VALUE", help="A policy's parameter."
-)
-@click.option(
-    "--slots",
-    metavar="N|P%,...",
-    help="Slots per group, or a share of a group's experts.  [default: 10%,25%,50%]",
-)
-@click.option(
-    "--moe-cache-mib",
-    "--mib",
-    "mib",
-    metavar="N,...",
-    help="Budget as for llama.cpp's option of that name, in place of --slots.",
-)
-@click.option(
-    "--layout",
-    metavar="GGUF|CONFIG|NAME",
-    help="A model whose groups and bytes take the place of the trace's (see: simlab plan).",
-)
-@layout_options
-@click.option(
-    "--concurrency",
-    default="1",
-    show_default=True,
-    metavar="C,...",
-    help="Streams decoded together.",
-)
-@click.option(
-    "--semantics",
-    default="llama.cpp",
-    show_default=True,
-    help="Which engine's rules: llama.cpp, per-pick or bmoe.",
-)
-@click.option(
-    "--on-decline",
-    default="stream",
-    show_default=True,
-    help="Who serves a miss the policy declines: stream (copied once) or cpu.",
-)
-@click.option(
-    "--prefill",
-    default="engine",
-    show_default=True,
-    help="engine: prompts are computed; skip: their rows are left out.",
-)
-@click.option(
-    "--schedule",
-    default="lanes",
-    show_default=True,
-    help="lanes, or recorded: the steps that the trace recorded.",
-)
-@click.option("--ubatch", default=512, show_default=True, help="Most tokens of a prefill step.")
-@click.option("--seed", default=0, show_default=True, help="For policies that draw random numbers.")
-@click.option("--n-expert", type=int, help="Experts of a layer, for a file that does not say it.")
-@click.option("--jobs", type=click.IntRange(1), help="Cells replayed at a time.  [default: cores]")
-@click.option("--json", "as_json", is_flag=True, help="Print the result rows as a JSON list.")
-@click.option("--out", metavar="FILE", help="Write the result rows to a .json or .parquet file.")
+@replay_options
 def command(
     trace: str | None,
     policies: tuple[str, ...],
@@ -95,6 +29,9 @@ def command(
     schedule: str,
     ubatch: int,
     seed: int,
+    baselines: str | None,
+    pin: int,
+    pin_from: str | None,
     n_expert: int | None,
     jobs: int | None,
     as_json: bool,
@@ -113,6 +50,7 @@ def command(
     from simlab.cli.progress import bar
     from simlab.cli.result_table import print_results
     from simlab.model.placement import place
+    from simlab.replay.baselines import baseline_results, parse_baselines
     from simlab.replay.grid import cells_for, replay_grid
     from simlab.replay.run import Replayer
     from simlab.replay.sizes import parse_sizes
@@ -124,6 +62,8 @@ def command(
         raise UsageError("give --slots or --moe-cache-mib, not both")
     if layout is None and any((dtype, n_cpu_moe, host_layers, tensor_split)):
         raise UsageError("--dtype, --n-cpu-moe, --host-layers and --tensor-split need --layout")
+    if pin_from is not None and not pin:
+        raise UsageError("--pin-from needs --pin")
     chosen = load_policies(policies)
     given = parameters(params)
     sizes = [] if mib is not None else parse_sizes("10%,25%,50%" if slots is None else slots)
@@ -145,6 +85,8 @@ def command(
         read_trace(path, n_expert=n_expert),
         layout=placement.layout if placement else None,
         layout_name=placement.shape.name if placement else "",
+        pin=pin,
+        pin_from=None if pin_from is None else read_trace(pin_from, n_expert=n_expert),
         semantics=semantics,
         prefill=prefill,
         schedule=schedule,
@@ -163,11 +105,13 @@ def command(
         concurrency=lanes,
         params=given,
     )
+    others = [] if baselines is None else parse_baselines(baselines)
     total = sum(len(replayer.access(cell.concurrency).set_step) for cell in cells)
     with bar("Replaying", total * len(replayer.pools)) as advance:
         results = list(
             replay_grid(replayer, cells, jobs=jobs or os.cpu_count() or 1, progress=advance)
         )
+    results += baseline_results(replayer, others, cells)
     if out is not None:
         write_results(results, out)
     if as_json:

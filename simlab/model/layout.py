@@ -97,6 +97,12 @@ def group_layers(
     return ExpertLayout(n_expert=n_expert, k=k, groups=groups)
 
 
+def one_pool_a_layer(layout: ExpertLayout) -> ExpertLayout:
+    """The layout with each layer as a group of its own, as SGLang has it."""
+    groups = (replace(g, layers=(layer,)) for g in layout.groups for layer in g.layers)
+    return replace(layout, groups=tuple(sorted(groups, key=lambda group: group.layers)))
+
+
 def layout_of(meta: TraceMeta) -> ExpertLayout:
     """The layout that a trace's metadata describes."""
     return group_layers(meta.n_expert, meta.k, meta.moe_layers, meta.expert_bytes)

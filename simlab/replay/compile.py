@@ -201,7 +201,8 @@ def _prepare(compiled: CompiledPolicy, entry: str) -> None:
     results = (uint8, int64, fills)
     arguments: tuple[Any, ...]
     if entry == "replay":
-        arguments = (*sets, int32, kernel.WHOLE_SET, 32, True, *results)
+        waves = (uint16, int32, uint8)
+        arguments = (*sets, int32, kernel.WHOLE_SET, 32, True, *results, *waves)
     elif entry == "replay_batches":
         arguments = (*sets, int64, int64, True, *results)
     else:

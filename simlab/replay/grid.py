@@ -78,6 +78,8 @@ def _budget(replayer: Replayer, mib: float, split: Sequence[float] | None) -> _P
         raise UsageError(f"--moe-cache-mib must be above 0 and at most {_MOST_MIB:g}, not {mib:g}")
     if replayer.semantics == "bmoe":
         return (), int(mib * MIB), ()
+    if replayer.semantics == "sglang":
+        raise UsageError("SGLang's pools are counted in experts a layer: give --slots")
     slots, notes = slots_for_budget(replayer.layout, mib, split)
     return tuple(slots), None, tuple(notes)
 

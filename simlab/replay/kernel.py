@@ -37,9 +37,10 @@ NOT_RESIDENT = -1
 IN_PRESENT_SET = -2
 NO_SUCH_EXPERT = -3  # plan_layer only: a pick outside the layer
 
-# What an access set is to `replay`: served whole, or pick by pick.
+# What an access set is to `replay`: served whole, pick by pick, or in waves that fit the pool.
 WHOLE_SET = 0
 PER_PICK = 1
+WAVES = 2
 
 
 @kernel_jit
@@ -166,6 +167,80 @@ def _plan_set(
         outcome[i] = code
         n_fill += code == UPLOADED
     return n_fill
+
+
+@kernel_jit
+def _plan_waves(
+    state: Any,
+    cache: Any,
+    group: Any,
+    layer: int,
+    experts: Any,
+    outcome: Any,
+    fills: Any,
+    protect: bool,
+    line: Any,
+    place: Any,
+    line_outcome: Any,
+) -> Any:
+    """Serve one access set under the ``sglang`` semantics: in waves of at most the pool's slots.
+
+    Resident members come first, in first-seen order, then the missing ones in ascending expert id;
+    this order is cut into waves, and each wave is served as an access set of its own.
+
+    Args:
+        line, place, line_outcome: uint16, int32 and uint8 [>= n], scratch.
+        The others as in _plan_set; fills hold those of the last wave.
+
+    Returns:
+        The number of fills of all waves, or an error as _plan_set does.
+    """
+    n = experts.shape[0]
+    if n <= group.slots:
+        return _plan_set(state, cache, group, layer, experts, outcome, fills, protect)
+    base = layer * group.experts
+    first_missing = 0
+    for i in range(n):
+        if cache.slot_of[np.uint32(base + experts[i])] >= 0:
+            line[first_missing] = experts[i]
+            place[first_missing] = i
+            first_missing += 1
+    end = first_missing
+    for i in range(n):
+        expert = experts[i]
+        if cache.slot_of[np.uint32(base + expert)] < 0:
+            j = end
+            while j > first_missing and line[j - 1] > expert:
+                line[j] = line[j - 1]
+                place[j] = place[j - 1]
+                j -= 1
+            line[j] = expert
+            place[j] = i
+            end += 1
+    n_fill = 0
+    for begin in range(0, n, group.slots):
+        until = min(begin + group.slots, n)
+        code = _plan_set(
+            state, cache, group, layer, line[begin:until], line_outcome[begin:until], fills, protect
+        )
+        if code < 0:
+            return code
+        n_fill += code
+    for j in range(n):
+        outcome[place[j]] = line_outcome[j]
+    return n_fill
+
+
+@kernel_jit
+def _fill_at_start(state: Any, cache: Any, group: Any) -> None:
+    """The first experts are resident from the start (``sglang``: a pool serves one layer)."""
+    for expert in range(min(group.slots, group.experts)):
+        key = np.uint32(expert)
+        cache.n_free[0] -= 1
+        slot = cache.free[cache.n_free[0]]
+        cache.slot_of[key] = slot
+        cache.key_of[slot] = key
+        on_insert(state, cache, group, key)
 
 
 @kernel_jit
@@ -374,6 +449,9 @@ def replay(
     outcome: Any,
     runs: Any,
     fills: Any,
+    line: Any,
+    place: Any,
+    line_outcome: Any,
 ) -> int:
     """Replay access sets ``first`` up to ``last`` of one group; other groups' sets are skipped.
 
@@ -388,18 +466,20 @@ def replay(
         next_use: int32 [lookups] or length 0.
         step_tokens: int32 [steps], tokens computed together.
         index_in_group: int32 [MoE layers], index of the layer in this group or -1.
-        unit: WHOLE_SET or PER_PICK.
+        unit: WHOLE_SET, PER_PICK or WAVES (the pool then starts with its first experts).
         gate_tokens: most tokens of a step on the cached path (0: no gate).
         protect: as in _plan_set.
         outcome: uint8 [lookups], written.
         runs: int64 [sets], written: merged upload runs of the set.
-        fills: int32 [largest set, 3], scratch.
+        fills: int32 [largest set, 3], scratch. line, place, line_outcome: as in _plan_waves.
 
     Returns:
         -1 when all went well, else the set at which the policy broke the protocol, with
         (key, code) in fills[0, :2].
     """
     step_now = -1
+    if unit == WAVES and first == 0:
+        _fill_at_start(state, cache, group)
     for s in range(first, last):
         layer = index_in_group[set_layer[s]]
         if layer < 0:
@@ -434,13 +514,21 @@ def replay(
             if next_use.shape[0] > 0:
                 for i in range(begin, end):
                     cache.next_use[np.uint32(base + experts[i])] = next_use[i]
-            n_fill = _plan_set(
-                state, cache, group, layer, experts[begin:end], outcome[begin:end], fills, protect
-            )
+            if unit == WAVES:
+                n_fill = _plan_waves(
+                    state, cache, group, layer, experts[begin:end], outcome[begin:end], fills,
+                    protect, line, place, line_outcome,
+                )  # fmt: skip
+                n_run = n_fill  # each expert is copied by itself
+            else:
+                n_fill = _plan_set(
+                    state, cache, group, layer, experts[begin:end], outcome[begin:end], fills,
+                    protect,
+                )  # fmt: skip
+                n_run = merged_runs(fills, n_fill)
             if n_fill < 0:
                 fills[0, 1] = n_fill
                 return s
-            n_run = merged_runs(fills, n_fill)
         runs[s] = n_run
     return -1
 

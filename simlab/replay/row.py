@@ -62,8 +62,15 @@ def result_row(replayer: Replayer, cell: Cell, outcomes: Outcomes, started: floa
     notes = list(cell.notes)
     if replayer.semantics == "per-pick" and cell.concurrency > 1:
         notes.append("per-pick accounting inflates hits at concurrency > 1")
+    if replayer.semantics == "sglang":
+        notes.append("sglang: a model of SGLang's paged experts, not checked against SGLang")
+        if policy.bound and policy.protects_present and access.largest > min(cell.slots):
+            notes.append("sets larger than a pool are served in waves: not a proven bound")
     if replayer.semantics == "bmoe" and policy.bound and len(set(replayer.layer_bytes or ())) > 1:
         notes.append("experts of unequal bytes in one pool: not a bound")
+    if replayer.pin:
+        chosen = "this trace itself told which: hindsight" if replayer.hindsight else "as told"
+        notes.append(f"{replayer.pin} experts of each layer are pinned ({chosen})")
     if replayer.layout_name:
         notes.append(f"groups and bytes: {replayer.layout_name}, not those of the trace")
     if layout.resident:
@@ -84,7 +91,7 @@ def result_row(replayer: Replayer, cell: Cell, outcomes: Outcomes, started: floa
         bound=policy.bound,
         needs_engine_change=policy.declines and not policy.bound,
         semantics=replayer.semantics,
-        pool=replayer.pool,
+        pool=replayer.pool + (f", {replayer.pin} pinned a layer" if replayer.pin else ""),
         on_decline=replayer.on_decline,
         prefill=replayer.prefill,
         schedule=replayer.schedule

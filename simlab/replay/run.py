@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simlab.errors import PolicyError, SimlabError, UsageError
-from simlab.model.layout import ExpertLayout, fit_to_layout, layout_of
+from simlab.model.layout import ExpertLayout, fit_to_layout, layout_of, one_pool_a_layer
 from simlab.policy.loader import Policy
 from simlab.policy.protocol import Cache, Group, new_cache
 from simlab.policy.registry import load_policy
@@ -32,6 +32,7 @@ from simlab.replay.access import (
 )
 from simlab.replay.cell import Cell, Outcomes
 from simlab.replay.compile import CompiledPolicy, compile_policy
+from simlab.replay.pins import lookups_of, most_picked, without
 from simlab.replay.row import result_row
 from simlab.replay.schedule import DEFAULT_UBATCH, build_schedule, tokens_of
 from simlab.result.schema import Result
@@ -42,6 +43,7 @@ SEMANTICS: dict[str, tuple[int, str, int]] = {
     "llama.cpp": (FIRST_SEEN, "group", 32),
     "per-pick": (EVERY_PICK, "group", 0),
     "bmoe": (LAST_PICKED, "all layers, bytes", 0),
+    "sglang": (FIRST_SEEN, "layer", 0),
 }
 ON_DECLINE = ("stream", "cpu")
 #: Access sets per kernel call: often enough for a progress bar and Ctrl-C, rare enough to cost
@@ -61,6 +63,8 @@ class Replayer:
         seed: for policies that draw random numbers (each group starts from the same seed).
         ubatch: most tokens of a prefill step (``bmoe``: the whole prompt is one step).
         steps: only so many first steps of the schedule; told in the results' schedule.
+        pin: experts of each layer that are resident beside the pools, in room taken from them; the
+            most picked ones of ``pin_from`` (default: of the trace itself, which is hindsight).
         trace_name, layout_name: printed with the results.
 
     Raises:
@@ -79,6 +83,8 @@ class Replayer:
         seed: int = 0,
         ubatch: int = DEFAULT_UBATCH,
         steps: int | None = None,
+        pin: int = 0,
+        pin_from: Trace | None = None,
         trace_name: str = "",
         layout_name: str = "",
         command: str = "",
@@ -93,6 +99,8 @@ class Replayer:
             raise UsageError(f"--on-decline must be one of {', '.join(ON_DECLINE)}")
         self.layout = layout or layout_of(trace.meta)
         self.trace = trace = trace if layout is None else _refitted(trace, layout)
+        if semantics == "sglang":
+            self.layout = one_pool_a_layer(self.layout)
         self.semantics = semantics
         self.order, self.pool, self.gate = SEMANTICS[semantics]
         if semantics == "bmoe":
@@ -123,6 +131,16 @@ class Replayer:
             self.pools = [list(range(len(position)))]
         else:
             self.pools = [[position[layer] for layer in g.layers] for g in self.layout.groups]
+
+        self.pin, self.hindsight = pin, pin_from is None
+        self.pinned: npt.NDArray[np.bool_] | None = None
+        if pin:
+            if semantics == "bmoe":
+                raise UsageError("--pin is not for bmoe: its pool is counted in bytes")
+            told = trace if pin_from is None else pin_from
+            if told.meta.n_expert != trace.meta.n_expert:
+                raise UsageError("--pin-from names a trace of another number of experts")
+            self.pinned = most_picked(told, trace.meta.moe_layers, pin)
 
     def first_steps(self, n: int) -> Replayer:
         """The same over the first ``n`` steps only."""
@@ -181,7 +199,9 @@ class Replayer:
     def outcomes(self, cell: Cell, progress: Callable[[int], None] | None = None) -> Outcomes:
         """Replay one cell and tell what became of each lookup; arguments and errors as in run."""
         compiled = compile_policy(cell.policy, batches=self.semantics == "bmoe")
-        access = self.access(cell.concurrency)
+        whole = access = self.access(cell.concurrency)
+        if self.pinned is not None:
+            access = without(whole, lookups_of(whole, self.pinned))
         found = Outcomes(
             access=access,
             outcome=np.zeros(len(access.experts), np.uint8),
@@ -196,12 +216,40 @@ class Replayer:
             peak = self._run_pool(compiled, cell, members, slots, found, progress)
             if self.semantics == "bmoe":
                 found = replace(found, peak_bytes=peak)
+        if self.pinned is not None:
+            large = np.zeros(len(whole.set_step), np.bool_)
+            for number, members in enumerate(self.pools):
+                of_pool = np.isin(whole.set_layer, members)
+                large |= of_pool & ~self._on_cached_path(whole, self.slots(cell, number))
+            of_lookup = np.repeat(large, np.diff(whole.offsets))
+            outcome = np.where(of_lookup, kernel.LARGE_HIT, kernel.HIT).astype(np.uint8)
+            outcome[~lookups_of(whole, self.pinned)] = found.outcome
+            found = replace(found, access=whole, outcome=outcome)
         return found
 
+    def _on_cached_path(self, access: Access, slots: int) -> npt.NDArray[np.bool_]:
+        """Whether a pool of so many slots serves each access set: bool [sets]."""
+        tokens = access.step_tokens[access.set_step].astype(np.int64)
+        if not self.gate:
+            return np.full(len(tokens), slots > 0)
+        needed = np.minimum(tokens * self.trace.meta.k, self.trace.meta.n_expert)
+        result: npt.NDArray[np.bool_] = (tokens <= self.gate) & (needed <= slots) & (slots > 0)
+        return result
+
     def slots(self, cell: Cell, number: int) -> int:
-        """Slots of one pool (``bmoe``: the budget over the mean expert size)."""
+        """Slots of one pool, less those of pinned experts (``bmoe``: budget over mean size).
+
+        Raises:
+            UsageError: nothing is left.
+        """
         if self.semantics != "bmoe":
-            return cell.slots[number]
+            left = cell.slots[number] - self.pin * len(self.pools[number])
+            if left < 1 and self.pin:
+                raise UsageError(
+                    f"--pin {self.pin} takes all {cell.slots[number]} slots of a pool of"
+                    f" {len(self.pools[number])} layers: pin fewer, or give more slots"
+                )
+            return left
         assert cell.budget_bytes is not None and self.layer_bytes is not None
         return max(1, int(cell.budget_bytes / np.mean(self.layer_bytes)))
 
@@ -232,6 +280,11 @@ class Replayer:
             next_use = self._next_uses(access, cell.concurrency, index_in_group, group)
         capacity = keys if self.semantics == "bmoe" else slots
         cache = new_cache(group, capacity, next_use=cell.policy.reads_future)
+        unit = kernel.PER_PICK if self.order == EVERY_PICK else kernel.WHOLE_SET
+        if self.semantics == "sglang":
+            unit = kernel.WAVES
+            if cell.policy.reads_future:
+                cache.next_use[:] = self._first_uses(access, members[0], group)
         state = cell.policy.new_state(group, cell.params)
         sizes = np.zeros(len(members), np.int64)
         if self.layer_bytes is not None:
@@ -251,6 +304,12 @@ class Replayer:
             "outcome": found.outcome,
             "runs": found.runs,
             "fills": fills,
+        }
+        longest = max(1, access.largest if unit == kernel.WAVES else 1)
+        waves = {
+            "line": np.zeros(longest, np.uint16),
+            "place": np.zeros(longest, np.int32),
+            "line_outcome": np.zeros(longest, np.uint8),
         }
         n_sets = len(access.set_step)
         last = 0
@@ -280,7 +339,8 @@ class Replayer:
                         last,
                         **sets,
                         index_in_group=index_in_group,
-                        unit=kernel.PER_PICK if self.order == EVERY_PICK else kernel.WHOLE_SET,
+                        unit=unit,
+                        **waves,
                         gate_tokens=self.gate,
                         **results,
                     )
@@ -305,11 +365,7 @@ class Replayer:
     ) -> npt.NDArray[np.int32]:
         if len(access.experts) + group.keys >= 2**31:
             raise UsageError("bounds need fewer than 2^31 lookups: slice the trace")
-        tokens = access.step_tokens[access.set_step]
-        served = np.ones(len(tokens), np.bool_)
-        if self.gate:
-            needed = np.minimum(tokens.astype(np.int64) * group.k, group.experts)
-            served = (tokens <= self.gate) & (needed <= group.slots)
+        served = self._on_cached_path(access, group.slots)
         key = (concurrency, index_in_group.tobytes(), np.packbits(served).tobytes())
         with self._lock:
             if key not in self._next_use:
@@ -323,6 +379,16 @@ class Replayer:
                     group.experts,
                 )
             return self._next_use[key]
+
+    @staticmethod
+    def _first_uses(access: Access, layer: int, group: Group) -> npt.NDArray[np.int64]:
+        """Position of each key's first lookup; lookups + key if there is none. One layer a pool."""
+        found = np.arange(group.keys, dtype=np.int64) + group.lookups
+        of_layer = np.repeat(access.set_layer == layer, np.diff(access.offsets))
+        positions = np.flatnonzero(of_layer)
+        keys, first = np.unique(access.experts[positions], return_index=True)
+        found[keys] = positions[first]
+        return found
 
     def _broke(
         self,
