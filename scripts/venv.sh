@@ -36,7 +36,7 @@ try:
         print(Path(util.find_spec("torch").origin).parent.parent)
 except metadata.PackageNotFoundError:
     pass')
-[ -z "$lent" ] || size="under 300 MB to download; torch is used from $lent"
+[ -z "$lent" ] || size="250 MB to download, torch is used from $lent"
 
 # the folder is part of the stamp: an environment does not survive being moved
 key=$({ pwd; echo "$version"; cat pyproject.toml constraints.txt; } | cksum)
