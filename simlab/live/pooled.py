@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def hosted(layers: Sequence[ExpertLayer], device: Device) -> Iterator[None]:
     """The expert weights in host memory for the time of the block; where they were, afterwards.
 
-    On ``cpu`` they are there already and nothing is copied. On a GPU they go layer by layer into
+    For ``cpu`` they are there already and nothing is copied. On a GPU they go layer by layer into
     pinned memory and leave the device, so no more than one tensor is there twice.
 
     Raises:
@@ -41,10 +41,8 @@ def hosted(layers: Sequence[ExpertLayer], device: Device) -> Iterator[None]:
     """
     moved: list[tuple[Any, Any]] = []
     try:
-        for layer in layers:
+        for layer in layers if device.kind != "cpu" else ():
             for parameter in layer.parameters:
-                if parameter.device.type == "cpu":
-                    continue
                 what = f"the experts of layer {layer.site.layer}"
                 host = device.pinned(parameter.shape, parameter.dtype, what)
                 host.copy_(parameter.data)
