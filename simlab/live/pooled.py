@@ -48,10 +48,26 @@ def hosted(layers: Sequence[ExpertLayer], device: Device) -> Iterator[None]:
                 host.copy_(parameter.data)
                 moved.append((parameter, parameter.device))
                 parameter.data = host
+        if moved:
+            device.torch.cuda.empty_cache()
         yield
     finally:
         for parameter, place in moved:
             parameter.data = parameter.data.to(place)
+
+
+@contextmanager
+def placed(model: torch.nn.Module, device: Device) -> Iterator[None]:
+    """What is left of a model without its experts on the device for the time of the block."""
+    before = next(model.parameters()).device
+    if before == device.place:
+        yield
+        return
+    try:
+        model.to(device.place)
+        yield
+    finally:
+        model.to(before)
 
 
 @dataclass(frozen=True, eq=False)
