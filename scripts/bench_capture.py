@@ -78,14 +78,21 @@ class Capturing:
         self.spool.put(StepRows(0, request, token, phase, experts, None))
 
 
+def finish(model: Any) -> None:
+    """Wait for a GPU, which works on after the call has returned."""
+    if model.device.type == "cuda":
+        torch.cuda.synchronize(model.device)
+
+
 def decode(model: Any, batch: int) -> Callable[[], int]:
     """A forward pass of one token a sequence, after 64 tokens; tokens computed."""
     cache = DynamicCache(config=model.config)
-    ids = torch.randint(3, model.config.vocab_size, (batch, 64))
+    ids = torch.randint(3, model.config.vocab_size, (batch, 64), device=model.device)
     model(ids, past_key_values=cache, use_cache=True)
 
     def run() -> int:
         model(ids[:, :1], past_key_values=cache, use_cache=True, logits_to_keep=1)
+        finish(model)
         return batch
 
     return run
@@ -93,10 +100,11 @@ def decode(model: Any, batch: int) -> Callable[[], int]:
 
 def prefill(model: Any, tokens: int) -> Callable[[], int]:
     """A forward pass over a text; tokens computed."""
-    text = torch.randint(3, model.config.vocab_size, (1, tokens))
+    text = torch.randint(3, model.config.vocab_size, (1, tokens), device=model.device)
 
     def run() -> int:
         model(text, use_cache=False, logits_to_keep=1)
+        finish(model)
         return tokens
 
     return run

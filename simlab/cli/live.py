@@ -112,7 +112,7 @@ def command(
     from simlab.cli.options import load_policies, numbers, parameters
     from simlab.cli.progress import bar
     from simlab.cost.link import read_profile
-    from simlab.live.cells import Options, live_cells
+    from simlab.live.cells import LiveCell, Options, live_cells
     from simlab.live.device import open_device
     from simlab.live.probe import quick_probe
     from simlab.live.table import cells_lines, name
@@ -156,17 +156,16 @@ def command(
         options = Options(bank_fraction, compute, seconds, warm_up, repeat, not no_baselines)
         profile = profile or quick_probe(device)
         total = sum(replayer.access(cell.concurrency).schedule.n_steps for cell in cells)
-        found = []
-        failure: SimlabError | None = None
+        found: list[LiveCell] = []
+        failure: SimlabError | KeyboardInterrupt | None = None
         try:
             with bar("Running", total * repeat) as advance:
                 for cell in live_cells(replayer, cells, device, profile, options, advance):
                     found.append(cell)
-        except SimlabError as exc:
-            failure = exc
+        except (SimlabError, KeyboardInterrupt) as exc:
             if not found:
                 raise
-        interrupted = found[-1].interrupted or (len(found) < len(cells) and failure is None)
+            failure = exc
     rows = [row for cell in found for row in cell.rows]
     if out is not None:
         write_results(rows, out)
@@ -176,19 +175,16 @@ def command(
         click.echo("\n".join(cells_lines(found, profile)))
         if out is not None:
             click.echo(f"\nWritten: {out}")
-    if failure is not None:
-        raise type(failure)(f"{failure} ({len(found)} of {len(cells)} cells were run before)")
+    kept = f"{len(found)} of {len(cells)} cells are kept"
+    if isinstance(failure, SimlabError):
+        raise type(failure)(f"{failure} ({kept})")
     wrong = [cell for cell in found if cell.differences]
     if wrong:
         raise SimlabError(
             f"{len(wrong)} of {len(found)} cells differ from the simulation, the first:"
             f" {name(wrong[0].measured)}: {wrong[0].differences[0]}"
         )
-    if interrupted:
-        click.echo(
-            f"simlab: interrupted; {len(found)} of {len(cells)} cells are kept, the last one with"
-            " the steps it had done",
-            err=True,
-        )
+    if failure is not None or found[-1].interrupted:
+        click.echo(f"simlab: interrupted; {kept}", err=True)
         return 130
     return 0

@@ -84,6 +84,7 @@ def run(o: dict[str, Any]) -> int:
         SimlabError: a run differs from its replay, or the reference path from the model.
     """
     import json
+    from dataclasses import replace
 
     from simlab.capture.engine import Settings
     from simlab.capture.load import load
@@ -125,10 +126,13 @@ def run(o: dict[str, Any]) -> int:
     found: list[ModelRun] = []
     failure: SimlabError | None = None
     with open_device(o["device_name"]) as device, token_bar() as watch:
-        loaded = load(o["model"], device=device.kind, dtype=o["dtype"])
-        settings_of = (loaded, prompts, device, _drawn(settings, loaded), cells, options)
+        # what is not compared need not fit on the device as a whole
+        where = device.kind if options.compare else "cpu"
+        loaded = replace(load(o["model"], device=where, dtype=o["dtype"]), device=device.kind)
+        drawn = replace(settings, sampling=loaded.sampling)
+        given = (loaded, prompts, device, drawn, cells, options)
         try:
-            for one in run_model(*settings_of, source=source, command=command_line(), watch=watch):
+            for one in run_model(*given, source=source, command=command_line(), watch=watch):
                 found.append(one)
         except SimlabError as exc:
             failure = exc
@@ -157,13 +161,6 @@ def run(o: dict[str, Any]) -> int:
         )
         return 130
     return 0
-
-
-def _drawn(settings: Any, loaded: Any) -> Any:
-    """The settings with the model's own way of choosing tokens."""
-    from dataclasses import replace
-
-    return replace(settings, sampling=loaded.sampling)
 
 
 def _lines(found: Sequence[ModelRun]) -> list[str]:

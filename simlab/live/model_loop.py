@@ -28,7 +28,7 @@ from simlab.live.device import Device
 from simlab.live.experts import ExpertLayer, implementation, take_apart, taken_out
 from simlab.live.forward import PATHS, check_fast, fast, reference
 from simlab.live.model_check import Check, check_run, step_times
-from simlab.live.pooled import PooledExperts, hosted
+from simlab.live.pooled import PooledExperts, hosted, placed
 from simlab.live.provenance import provenance
 from simlab.model.layout import layout_of
 from simlab.policy.loader import Policy
@@ -130,7 +130,8 @@ def run_model(
     The model is whole again afterwards, however a run ends.
 
     Args:
-        loaded: on ``device``. settings: of the engine; each cell brings its concurrency.
+        loaded: on ``device``, or without ``compare`` in host memory.
+        settings: of the engine; each cell brings its concurrency.
         watch: as of `simlab.capture.run.capture`.
 
     Raises:
@@ -272,6 +273,7 @@ class _Run:
                 )
             ) as pooled,
             taken_out(self.layers, (fast if options.path == "fast" else reference)(pooled)),
+            placed(model, self.device),
             _timed(model, self.device, self.ms, pooled.begin_step),
             compared,
             TraceWriter(path, self.meta, step=True) as writer,

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def hosted(layers: Sequence[ExpertLayer], device: Device) -> Iterator[None]:
     """The expert weights in host memory for the time of the block; where they were, afterwards.
 
-    On ``cpu`` they are there already and nothing is copied. On a GPU they go layer by layer into
+    For ``cpu`` they are there already and nothing is copied. On a GPU they go layer by layer into
     pinned memory and leave the device, so no more than one tensor is there twice.
 
     Raises:
@@ -41,19 +41,33 @@ def hosted(layers: Sequence[ExpertLayer], device: Device) -> Iterator[None]:
     """
     moved: list[tuple[Any, Any]] = []
     try:
-        for layer in layers:
+        for layer in layers if device.kind != "cpu" else ():
             for parameter in layer.parameters:
-                if parameter.device.type == "cpu":
-                    continue
                 what = f"the experts of layer {layer.site.layer}"
                 host = device.pinned(parameter.shape, parameter.dtype, what)
                 host.copy_(parameter.data)
                 moved.append((parameter, parameter.device))
                 parameter.data = host
+        if moved:
+            device.torch.cuda.empty_cache()
         yield
     finally:
         for parameter, place in moved:
             parameter.data = parameter.data.to(place)
+
+
+@contextmanager
+def placed(model: torch.nn.Module, device: Device) -> Iterator[None]:
+    """What is left of a model without its experts on the device for the time of the block."""
+    before = next(model.parameters()).device
+    if before == device.place:
+        yield
+        return
+    try:
+        model.to(device.place)
+        yield
+    finally:
+        model.to(before)
 
 
 @dataclass(frozen=True, eq=False)
