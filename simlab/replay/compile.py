@@ -30,28 +30,32 @@ from simlab.errors import PolicyError
 from simlab.policy import protocol
 from simlab.policy.loader import Policy
 from simlab.policy.protocol import HOOKS, Group, new_cache
-from simlab.replay import default_hooks, kernel
+from simlab.replay import default_hooks, kernel, kernel_bytes
 from simlab.whole_file import write_atomically
 
 _MARK = "# simlab: hooks"
+_APPENDED = "# simlab: appended"
 
 
 @dataclass(frozen=True)
 class CompiledPolicy:
-    """A policy with its kernel: ``plan_set``, ``replay`` and ``replay_batches`` of kernel.py."""
+    """A policy with its kernel: the entry points of kernel.py."""
 
     policy: Policy
     plan_set: Callable[..., int]
     replay: Callable[..., int]
     replay_batches: Callable[..., int]
+    resize: Callable[..., int]
 
 
 @functools.cache
 def _kernel_text() -> tuple[str, str]:
     """The kernel's text before and after the import of its hooks."""
-    text = Path(str(kernel.__file__)).read_text(encoding="utf-8")
+    text, more = (
+        Path(str(part.__file__)).read_text(encoding="utf-8") for part in (kernel, kernel_bytes)
+    )
     before, rest = text.split("from simlab.replay.default_hooks import (  " + _MARK, 1)
-    return before, rest.split(")", 1)[1]
+    return before, rest.split(")", 1)[1] + more.split(_APPENDED, 1)[1]
 
 
 def _source_of(policy: Policy) -> str:
@@ -71,7 +75,7 @@ def _source_of(policy: Policy) -> str:
 
 def _key(policy: Policy) -> str:
     digest = hashlib.sha256()
-    for part in (kernel, default_hooks, protocol):
+    for part in (kernel, kernel_bytes, default_hooks, protocol):
         digest.update(Path(str(part.__file__)).read_bytes())
     versions = (sys.version, numba.__version__, llvmlite.__version__, np.__version__)
     digest.update(repr((policy.module_name, versions)).encode())
@@ -138,7 +142,9 @@ def _load_or_compile(
 
 
 def _bound(policy: Policy, module: types.ModuleType) -> CompiledPolicy:
-    return CompiledPolicy(policy, module.plan_set, module.replay, module.replay_batches)
+    return CompiledPolicy(
+        policy, module.plan_set, module.replay, module.replay_batches, module.resize
+    )
 
 
 def _lock(path: Path) -> AbstractContextManager[Any]:
