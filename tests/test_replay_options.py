@@ -215,7 +215,7 @@ def test_results_do_not_depend_on_the_chunk(monkeypatch: pytest.MonkeyPatch, lan
     """lfu-decay counts on_step calls; a chunk must not swallow or repeat one in either group."""
     wanted = replay_cell(two_groups(5), policy="lfu-decay", slots=[3, 4], concurrency=lanes)
     for chunk in (1, 2, 7):
-        monkeypatch.setattr("simlab.replay.run.CHUNK", chunk)
+        monkeypatch.setattr("simlab.replay.pool.CHUNK", chunk)
         found = replay_cell(two_groups(5), policy="lfu-decay", slots=[3, 4], concurrency=lanes)
         assert (found.counters, found.by_layer) == (wanted.counters, wanted.by_layer)
 

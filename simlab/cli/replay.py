@@ -29,6 +29,7 @@ def command(
     schedule: str,
     ubatch: int,
     seed: int,
+    capacity: str | None,
     baselines: str | None,
     pin: int,
     pin_from: str | None,
@@ -51,6 +52,7 @@ def command(
     from simlab.cli.result_table import print_results
     from simlab.model.placement import place
     from simlab.replay.baselines import baseline_results, parse_baselines
+    from simlab.replay.capacity import read_capacity
     from simlab.replay.grid import cells_for, replay_grid
     from simlab.replay.run import Replayer
     from simlab.replay.sizes import parse_sizes
@@ -86,6 +88,7 @@ def command(
         layout=placement.layout if placement else None,
         layout_name=placement.shape.name if placement else "",
         pin=pin,
+        capacity=None if capacity is None else read_capacity(capacity),
         pin_from=None if pin_from is None else read_trace(pin_from, n_expert=n_expert),
         semantics=semantics,
         prefill=prefill,

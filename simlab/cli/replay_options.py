@@ -75,6 +75,11 @@ _OPTIONS = [
         "--seed", default=0, show_default=True, help="For policies that draw random numbers."
     ),
     click.option(
+        "--capacity",
+        metavar="FILE",
+        help="A CSV step,share: what share of its slots a pool has from a step on.",
+    ),
+    click.option(
         "--baselines",
         metavar="NAME,...|all",
         help="Engines without a cache too: stream-all, stream-picks, cpu-moe, n-cpu-moe.",

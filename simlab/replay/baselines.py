@@ -62,8 +62,12 @@ def run_baseline(
     Raises:
         UsageError: the semantics has no such engine.
     """
-    if replayer.semantics not in ("llama.cpp", "sglang") or replayer.pinned is not None:
-        raise UsageError("baselines are engines of their own: leave out --pin, bmoe and per-pick")
+    if replayer.semantics not in ("llama.cpp", "sglang") or (
+        replayer.pinned is not None or replayer.capacity is not None
+    ):
+        raise UsageError(
+            "baselines are engines of their own: leave out --pin, --capacity, bmoe and per-pick"
+        )
     started = time.time()
     doc, way = BASELINES[name]
     engine = copy.copy(replayer)

@@ -1,8 +1,9 @@
 """The generic kernel: the same loops for every policy, compiled once per policy by ``compile.py``.
 
-The text of this file is the text of each generated module; only the line that imports the hooks
-differs, so that numba compiles the policy's own functions into these loops. Keep it free of
-closures and of Python objects: arrays, numbers and NamedTuples of both are all it may touch.
+The text of this file, and those of kernel_bytes.py and kernel_layer.py behind it, is the text of each generated module;
+only the line that imports the hooks differs, so that numba compiles the policy's own functions into
+these loops. Keep it free of closures and of Python objects: arrays, numbers and NamedTuples of both
+are all it may touch.
 
 Source of the order of events: ``moe_cache_lru::plan`` in llama.cpp's src/llama-moe-cache.cpp.
 """
@@ -243,84 +244,50 @@ def _fill_at_start(state: Any, cache: Any, group: Any) -> None:
         on_insert(state, cache, group, key)
 
 
-@kernel_jit
-def _plan_batch(
-    state: Any,
-    cache: Any,
-    group: Any,
-    layer: int,
-    experts: Any,
-    outcome: Any,
-    fills: Any,
-    protect: bool,
-    layer_bytes: Any,
-    pool: Any,
-) -> Any:
-    """Serve one batch under the ``bmoe`` semantics: insert every miss, then evict to the budget.
+@cached_jit(_nrt=False)
+def resize(state: Any, cache: Any, group: Any, capacity: int, fills: Any) -> int:
+    """Shrink or grow a pool, between two steps, to its first ``capacity`` slots.
+
+    The policy names who leaves a pool that shrinks; who stays in a slot that is given back moves to
+    a free one (a copy on the device: nothing is uploaded). Empty slots fill in index order again.
 
     Args:
-        experts: integer [n], distinct experts in the order of their last picks.
-        layer_bytes: int64 [layers of the group], bytes of one expert.
-        pool: int64 [3]: budget in bytes, bytes used, peak of bytes used (the last two updated).
-        The others as in _plan_set; fills hold no victim.
+        capacity: at most the slots that the cache was made with.
+        fills: int32 [1 or more, 3], scratch.
 
     Returns:
-        As _plan_set.
+        0, or NOT_RESIDENT with the bad key in fills[0, 0].
     """
-    base = layer * group.experts
-    n = experts.shape[0]
-    now = cache.now[0] + 1
-    cache.now[0] = now
-    for i in range(n):
-        cache.stamp[np.uint32(base + experts[i])] = now
-    on_set(state, cache, group, layer, experts)
-    n_fill = 0
-    for i in range(n):
-        key = np.uint32(base + experts[i])
-        if cache.slot_of[key] >= 0:
-            outcome[i] = HIT
-            on_hit(state, cache, group, key)
-            continue
-        on_miss(state, cache, group, key)
-        if not admit(state, cache, group, key, -1):
-            outcome[i] = DECLINED
-            continue
-        cache.n_free[0] -= 1
-        slot = cache.free[cache.n_free[0]]
-        cache.slot_of[key] = slot
-        cache.key_of[slot] = key
-        pool[1] += layer_bytes[layer]
-        on_insert(state, cache, group, key)
-        outcome[i] = UPLOADED
-        fills[n_fill, 0] = experts[i]
-        fills[n_fill, 1] = slot
-        fills[n_fill, 2] = -1
-        n_fill += 1
-    pool[2] = max(pool[2], pool[1])
-    residents = group.keys - cache.n_free[0]
-    present = 0
-    if protect:
-        for i in range(n):
-            if cache.slot_of[np.uint32(base + experts[i])] >= 0:
-                present += 1
-    while pool[1] > pool[0] and residents > present:
+    cache.now[0] += 1  # no set is present
+    residents = 0
+    for slot in range(cache.key_of.shape[0]):
+        residents += cache.key_of[slot] >= 0
+    while residents > capacity:
         out = victim(state, cache, group, -1)
         if out < 0 or out >= group.keys or cache.slot_of[out] < 0:
             fills[0, 0] = out
             return NOT_RESIDENT
-        if protect and cache.stamp[out] == now:
-            fills[0, 0] = out
-            return IN_PRESENT_SET
         gone = np.uint32(out)
-        slot = cache.slot_of[gone]
+        cache.key_of[cache.slot_of[gone]] = -1
         cache.slot_of[gone] = -1
-        cache.key_of[slot] = -1
-        cache.free[cache.n_free[0]] = slot
-        cache.n_free[0] += 1
-        pool[1] -= layer_bytes[out // group.experts]
         residents -= 1
         on_evict(state, cache, group, gone)
-    return n_fill
+    free = 0
+    for slot in range(capacity, cache.key_of.shape[0]):
+        key = cache.key_of[slot]
+        if key >= 0:
+            while cache.key_of[free] >= 0:
+                free += 1
+            cache.key_of[free] = key
+            cache.key_of[slot] = -1
+            cache.slot_of[np.uint32(key)] = free
+    cache.n_free[0] = 0
+    for back in range(capacity):
+        slot = capacity - 1 - back
+        if cache.key_of[slot] < 0:
+            cache.free[cache.n_free[0]] = slot
+            cache.n_free[0] += 1
+    return 0
 
 
 @kernel_jit
@@ -346,87 +313,6 @@ def _takes_large_path(group: Any, tokens: int, gate_tokens: int) -> bool:
         gate_tokens > 0
         and (tokens > gate_tokens or min(tokens * group.k, group.experts) > group.slots)
     )
-
-
-@cached_jit(_nrt=False)
-def plan_layer(
-    state: Any,
-    cache: Any,
-    group: Any,
-    layer: int,
-    tokens: int,
-    begins: bool,
-    gate_tokens: int,
-    protect: bool,
-    picks: Any,
-    seen: Any,
-    experts: Any,
-    outcome: Any,
-    slots: Any,
-    fills: Any,
-    runs: Any,
-    counts: Any,
-) -> Any:
-    """Serve one layer of one step; what a live engine calls, with nothing but what it knows then.
-
-    The gate, on_step and the access set are those of ``replay``.
-
-    Args:
-        state, cache, group, layer, protect: as in _plan_set.
-        tokens: tokens of the step; gate_tokens: as in ``replay``.
-        begins: this is the step's first layer in the group.
-        picks: int64 [n], experts picked by the step's tokens in lane order, repeats and all.
-        seen: int64 [experts of a layer + 1], scratch; zeros before the first call.
-        experts: uint16, written: the distinct picks, m of them, in first-seen order.
-        outcome: uint8, written: what became of each, codes as in ``replay``.
-        slots: int64, written: the slot of each, -1 without one.
-        fills: int32 [.., 3], written as in _plan_set.
-        runs: int32 [.., 3], written: merged uploads as (first expert, first slot, how many).
-        counts: int64 [3], written: m, fills, runs. All but seen and counts hold n_expert entries.
-
-    Returns:
-        0, or NOT_RESIDENT / IN_PRESENT_SET with the bad key in fills[0, 0], or NO_SUCH_EXPERT with
-        the bad pick there.
-    """
-    base = layer * group.experts
-    now = seen[group.experts] + 1
-    seen[group.experts] = now
-    n = 0
-    for pick in picks:
-        if pick < 0 or pick >= group.experts:
-            fills[0, 0] = pick
-            return NO_SUCH_EXPERT
-        if seen[pick] != now:
-            seen[pick] = now
-            experts[n] = pick
-            n += 1
-    counts[0] = n
-    counts[1] = 0
-    counts[2] = 0
-    if _takes_large_path(group, tokens, gate_tokens):
-        for i in range(n):
-            slots[i] = cache.slot_of[np.uint32(base + experts[i])]
-            outcome[i] = LARGE_HIT if slots[i] >= 0 else LARGE_STREAMED
-        return 0
-    if begins:
-        on_step(state, cache, group, tokens)
-    n_fill = _plan_set(state, cache, group, layer, experts[:n], outcome, fills, protect)
-    if n_fill < 0:
-        return n_fill
-    for i in range(n):
-        slots[i] = cache.slot_of[np.uint32(base + experts[i])]
-    n_run = 0
-    for i in range(n_fill):
-        if _goes_on(fills, i):
-            runs[n_run - 1, 2] += 1
-        else:
-            runs[n_run, 0] = fills[i, 0]
-            runs[n_run, 1] = fills[i, 1]
-            runs[n_run, 2] = 1
-            n_run += 1
-    counts[1] = n_fill
-    counts[2] = n_run
-    return 0
 
 
 @cached_jit(nogil=True, _nrt=False)
@@ -530,58 +416,4 @@ def replay(
                 fills[0, 1] = n_fill
                 return s
         runs[s] = n_run
-    return -1
-
-
-@cached_jit(nogil=True, _nrt=False)
-def replay_batches(
-    state: Any,
-    cache: Any,
-    group: Any,
-    first: int,
-    last: int,
-    set_step: Any,
-    set_layer: Any,
-    offsets: Any,
-    experts: Any,
-    next_use: Any,
-    step_tokens: Any,
-    layer_bytes: Any,
-    pool: Any,
-    protect: bool,
-    outcome: Any,
-    runs: Any,
-    fills: Any,
-) -> int:
-    """Replay access sets ``first`` up to ``last`` under the ``bmoe`` semantics: no gate.
-
-    Arguments as in ``replay`` and ``_plan_batch``; access sets in the order of last picks.
-    """
-    step_now = -1
-    for s in range(first, last):
-        layer = np.int64(set_layer[s])
-        begin = offsets[s]
-        end = offsets[s + 1]
-        if set_step[s] != step_now:
-            step_now = set_step[s]
-            on_step(state, cache, group, step_tokens[step_now])
-        if next_use.shape[0] > 0:
-            for i in range(begin, end):
-                cache.next_use[layer * group.experts + experts[i]] = next_use[i]
-        n_fill = _plan_batch(
-            state,
-            cache,
-            group,
-            layer,
-            experts[begin:end],
-            outcome[begin:end],
-            fills,
-            protect,
-            layer_bytes,
-            pool,
-        )
-        if n_fill < 0:
-            fills[0, 1] = n_fill
-            return s
-        runs[s] = n_fill  # a pool of bytes has no slots in which neighbours could merge
     return -1
