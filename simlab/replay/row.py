@@ -69,10 +69,10 @@ def result_row(replayer: Replayer, cell: Cell, outcomes: Outcomes, started: floa
     if replayer.semantics == "bmoe" and policy.bound and len(set(replayer.layer_bytes or ())) > 1:
         notes.append("experts of unequal bytes in one pool: not a bound")
     if replayer.capacity is not None:
-        shares = replayer.capacity.shares
+        shares = [float(share) for share in replayer.capacity.shares]
         notes.append(
-            f"the pools' capacity varies over time, from {100 * float(min(shares)):.0f} % to"
-            f" {100 * max(1.0, *map(float, shares)):.0f} % of their slots: needs an engine that lends them"
+            f"the pools' capacity varies over time, from {100 * min(shares):.0f} % to"
+            f" {100 * max(1.0, *shares):.0f} % of their slots: needs an engine that lends them"
         )
     if replayer.pin:
         chosen = "this trace itself told which: hindsight" if replayer.hindsight else "as told"
