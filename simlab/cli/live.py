@@ -133,6 +133,7 @@ def command(
     if out is not None:
         check_target(out)
     profile = None if link is None else read_profile(link)
+    options = Options(bank_fraction, compute, seconds, warm_up, repeat, not no_baselines)
     path = str(default_trace() if trace is None else trace)
     with open_device(device_name) as device:
         replayer = Replayer(
@@ -154,7 +155,6 @@ def command(
             concurrency=lanes,
             params=parameters(params),
         )
-        options = Options(bank_fraction, compute, seconds, warm_up, repeat, not no_baselines)
         profile = profile or quick_probe(device)
         total = sum(replayer.access(cell.concurrency).schedule.n_steps for cell in cells)
         found: list[LiveCell] = []
