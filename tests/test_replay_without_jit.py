@@ -31,3 +31,18 @@ def test_kernel_is_the_naive_twin(repo: Path, tmp_path: Path, switch: str) -> No
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
     assert "3 passed" in done.stdout
+
+
+def test_the_live_planner_is_plain_python_too(repo: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore"]
+    command += [f"--basetemp={tmp_path / 'inner'}", "-k", "says or gate or declined or no_expert"]
+    done = subprocess.run(
+        [*command, "tests/test_live_planner.py"],
+        cwd=repo,
+        env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    assert "6 passed" in done.stdout

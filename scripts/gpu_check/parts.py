@@ -84,6 +84,7 @@ def live_part(device_name: str, out: Path, ends: float, *, small: bool) -> dict[
         )
         room = min(BANK_BYTES, (host_memory() or BANK_BYTES) // 3)
         seconds = min(CELL_SECONDS, max(0.5, (ends - time.monotonic() - 60) / len(todo) / 3))
+        seconds = 0.3 if small else seconds
         options = Options(
             bank_fraction=min(1.0, room / whole), seconds=seconds, repeat=1 if small else 2
         )

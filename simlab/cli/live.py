@@ -132,6 +132,7 @@ def command(
     if out is not None:
         check_target(out)
     profile = None if link is None else read_profile(link)
+    options = Options(bank_fraction, compute, seconds, warm_up, repeat, not no_baselines)
     path = str(find_trace(trace))
     with open_device(device_name) as device:
         replayer = Replayer(
@@ -153,7 +154,6 @@ def command(
             concurrency=lanes,
             params=parameters(params),
         )
-        options = Options(bank_fraction, compute, seconds, warm_up, repeat, not no_baselines)
         profile = profile or quick_probe(device)
         total = sum(replayer.access(cell.concurrency).schedule.n_steps for cell in cells)
         found: list[LiveCell] = []

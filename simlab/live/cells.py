@@ -47,6 +47,12 @@ class Options:
     repeat: int = 1
     baselines: bool = True
 
+    def __post_init__(self) -> None:
+        if self.repeat < 1:
+            raise UsageError(f"--repeat must be 1 or more, not {self.repeat}")
+        if self.seconds is not None and not 0 < self.seconds < float("inf"):
+            raise UsageError(f"--seconds must be above 0, not {self.seconds:g}")
+
 
 @dataclass(frozen=True)
 class LiveCell:
