@@ -71,7 +71,7 @@ class GroupPlanner:
         self.fills = np.zeros((n_expert, 3), np.int32)
         self.runs = np.zeros((n_expert, 3), np.int32)
         self.counts = np.zeros(3, np.int64)
-        self._plan = compile_plan_layer(policy)
+        self._plan, self._protect = compile_plan_layer(policy), policy.protects_present
         self._before = (self.state, self.cache, self.group)
         self._after = (
             np.zeros(n_expert + 1, np.int64),
@@ -101,7 +101,7 @@ class GroupPlanner:
                 tokens,
                 self._begins,
                 self.gate_tokens,
-                self.policy.protects_present,
+                self._protect,
                 picks,
                 *self._after,
             )
