@@ -4,8 +4,9 @@
 
 Capture on the GPU with its overhead; the link's profile; trace in the loop with the experts of
 Qwen3-30B-A3B Q4_K_M on a real trace, under four ways of serving at three sizes and two levels of
-concurrency, every lookup and byte compared with the simulation. JSON files go to ``--out``; a short
-table comes last. Exit code 1 where a check failed.
+concurrency, every lookup and byte compared with the simulation; the demo model with its experts in
+a slot pool, compared with itself without one. JSON files go to ``--out``; a short table comes last.
+Exit code 1 where a check failed.
 
 It runs from the checkout, without a network. The machine needs Python 3.11 with torch, numpy,
 numba, pyarrow, click, transformers and what those bring along; polars, pandas, plotly and rich are
@@ -28,6 +29,7 @@ from typing import Any
 REPO = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(REPO), str(Path(__file__).resolve().parent), str(REPO / "scripts")]
 
+from model import model_part  # noqa: E402
 from parts import capture_part, live_part, probe_part  # noqa: E402
 
 from simlab.errors import SimlabError  # noqa: E402
@@ -54,6 +56,7 @@ def main() -> int:
         "probe": probe_part,
         "trace in the loop": live_part,
         "capture": capture_part,
+        "model in the loop": model_part,
     }
     signal.signal(signal.SIGALRM, time_is_up)
     done: dict[str, dict[str, Any]] = {}

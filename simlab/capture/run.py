@@ -117,14 +117,14 @@ def capture(
     forced = settings.teacher_forced
     ids = tokenize(prompts, loaded.tokenizer, limit=max_prompt_tokens, answer=not forced)
     new = 0 if forced else settings.max_new_tokens - 1
-    _check_context(loaded, prompts, ids, new)
-    with attach(loaded.model, hook=hook, weights=weights) as tap:
-        _learn_k(loaded, tap)
+    check_context(loaded, prompts, ids, new)
+    with _threads(loaded.threads), attach(loaded.model, hook=hook, weights=weights) as tap:
+        learn_k(loaded, tap)
         key = key_of(f"{loaded.name} {hook or ''}", f"{loaded.dtype} {weights}", settings, ids)
         left = find_left(path, key, [len(i) for i in ids], settings) if resume else None
         if left is not None and not left.trace.meta.partial:
             return _captured(path, left.trace.meta, left, _Count())
-        meta = _metadata(loaded, tap, prompts, settings, key, source, command, left)
+        meta = metadata(loaded, tap, prompts, settings, key, source, command, left)
         todo = [(i, t) for i, t in enumerate(ids) if left is None or i not in left.complete]
         tell = watch(sum(len(t) + new for _, t in todo)) if watch else (lambda n, skipped: None)
         # steps of a teacher-forced text are pieces of it, not what is decoded together
@@ -144,7 +144,7 @@ def capture(
             _kept_on_failure(writer, loaded, settings),
             writer,
             Spool(writer, tap.moe_layers, step=not forced) as spool,
-            _stop_on_interrupt() as stop,
+            stop_on_interrupt() as stop,
         ):
             _append_left(writer, left)
             engine = Engine(
@@ -211,9 +211,10 @@ def _append_left(writer: TraceWriter, left: Left | None) -> None:
     writer.flush()
 
 
-def _check_context(
+def check_context(
     loaded: Loaded, prompts: Sequence[Prompt], ids: Sequence[Sequence[int]], new: int
 ) -> None:
+    """Raise UsageError where a prompt and ``new`` tokens do not fit into the model's context."""
     most = loaded.context
     for prompt, tokens in zip(prompts, ids, strict=True):
         if most is not None and len(tokens) + new > most:
@@ -223,7 +224,7 @@ def _check_context(
             )
 
 
-def _learn_k(loaded: Loaded, tap: Tap) -> None:
+def learn_k(loaded: Loaded, tap: Tap) -> None:
     """One token, where the configuration does not say how many experts a token gets."""
     if tap.k:
         return
@@ -234,7 +235,7 @@ def _learn_k(loaded: Loaded, tap: Tap) -> None:
     tap.take()
 
 
-def _metadata(
+def metadata(
     loaded: Loaded,
     tap: Tap,
     prompts: Sequence[Prompt],
@@ -242,8 +243,9 @@ def _metadata(
     key: str,
     source: str,
     command: str,
-    left: Left | None,
+    left: Left | None = None,
 ) -> TraceMeta:
+    """What a trace says of the run that made it; arguments as of `capture`."""
     import platform
 
     import torch
@@ -318,7 +320,20 @@ def _kept_on_failure(writer: TraceWriter, loaded: Loaded, settings: Settings) ->
 
 
 @contextmanager
-def _stop_on_interrupt() -> Iterator[threading.Event]:
+def _threads(count: int | None) -> Iterator[None]:
+    """So many threads for torch; None leaves them as they are."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def stop_on_interrupt() -> Iterator[threading.Event]:
     """Ctrl-C sets the event; a second one interrupts at once."""
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
+from simlab.cli import live_model
 from simlab.errors import SimlabError, UsageError
 
 
@@ -60,6 +63,7 @@ from simlab.errors import SimlabError, UsageError
 @click.option("--ubatch", default=512, show_default=True, help="Most tokens of a prefill step.")
 @click.option("--seed", default=0, show_default=True, help="For policies that draw random numbers.")
 @click.option("--n-expert", type=int, help="Experts of a layer, for a file that does not say it.")
+@live_model.model_options
 @click.option("--json", "as_json", is_flag=True, help="Print the result rows as a JSON list.")
 @click.option("--out", metavar="FILE", help="Write the result rows to a .json or .parquet file.")
 def command(
@@ -86,6 +90,7 @@ def command(
     n_expert: int | None,
     as_json: bool,
     out: str | None,
+    **_model: Any,
 ) -> int:
     """Run TRACE through a cache with real uploads, and set it beside its simulation.
 
@@ -93,29 +98,34 @@ def command(
     device. Hits, misses and bytes must be those of simlab replay (exit code 1 if not); milliseconds
     are measured beside what the link's profile predicts. Three rows a cell: simulated, predicted,
     measured. Without TRACE the sample runs; it is synthetic.
+
+    With --model a model runs instead, its experts computed from the slots: on the reference path
+    every bit of its output is that of the model without a pool, and the replay of the picks
+    captured on the way gives the same hits, misses and bytes (exit code 1 if not).
     """
+    if live_model.check_options():
+        return live_model.run(click.get_current_context().params)
     import json
     import os
 
     from simlab.cli.invocation import command_line
-    from simlab.cli.options import numbers, parameters
+    from simlab.cli.options import load_policies, numbers, parameters
     from simlab.cli.progress import bar
     from simlab.cost.link import read_profile
     from simlab.live.cells import LiveCell, Options, live_cells
     from simlab.live.device import open_device
     from simlab.live.probe import quick_probe
     from simlab.live.table import cells_lines, name
-    from simlab.policy.registry import load_policy
     from simlab.replay.grid import cells_for
     from simlab.replay.run import Replayer
     from simlab.replay.sizes import parse_sizes
-    from simlab.resources import default_trace
+    from simlab.resources import find_trace
     from simlab.result.store import check_target, write_results
     from simlab.trace.read import read_trace
 
     if slots is not None and mib is not None:
         raise UsageError("give --slots or --mib, not both")
-    chosen = [load_policy(part.strip()) for part in policies.split(",")]
+    chosen = load_policies([policies])
     sizes = [] if mib is not None else parse_sizes("25%" if slots is None else slots)
     budgets = [] if mib is None else numbers(mib, float, "--mib")
     lanes = numbers(concurrency, int, "--concurrency")
@@ -123,7 +133,7 @@ def command(
         check_target(out)
     profile = None if link is None else read_profile(link)
     options = Options(bank_fraction, compute, seconds, warm_up, repeat, not no_baselines)
-    path = str(default_trace() if trace is None else trace)
+    path = str(find_trace(trace))
     with open_device(device_name) as device:
         replayer = Replayer(
             read_trace(path, n_expert=n_expert),

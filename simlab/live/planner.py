@@ -127,7 +127,8 @@ class GroupPlanner:
     def _broke(self, code: int) -> SimlabError:
         bad = int(self.fills[0, 0])
         if code == kernel.NO_SUCH_EXPERT:
-            return SimlabError(f"a router picked expert {bad} of {self.group.experts}")
+            pick = int(self.counts[0])
+            return SimlabError(f"a router picked expert {pick} of {self.group.experts}")
         why = "is not resident" if code == kernel.NOT_RESIDENT else "belongs to the present set"
         return PolicyError(
             f"policy {self.policy.name} ({self.policy.path}) named a victim that {why} (key {bad})"

@@ -45,9 +45,9 @@ def figures(
 ) -> dict[str, Any]:
     """The timing of a cell that was run once or more.
 
-    Times per token are means over ``steps``, of which the median over the runs is given. Quantiles of
-    the step times, and planning per layer, a median too, are over all steps of all runs. Efficiency
-    is the rate of the uploads over the probe's peak.
+    Times per token are means over ``steps``, of which the median over the runs is given. Quantiles
+    of the step times, and planning per layer, a median too, are over all steps of all runs.
+    Efficiency is the rate of the uploads over the probe's peak.
     """
     work = work_of_steps(runs[0], access, steps)
     tokens = max(1, work.tokens)
