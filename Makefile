@@ -18,9 +18,9 @@ test:  ## all tests that take seconds
 	@sh scripts/venv.sh dev
 	@.venv/bin/python -m pytest -m "not slow" -n 2
 
-test-capture:  ## the tests of capture; installs torch
+test-capture:  ## the tests of capture and live mode; installs torch
 	@sh scripts/venv.sh dev capture
-	@.venv/bin/python -m pytest -m "not slow" -n 2 $(wildcard tests/test_capture*.py tests/test_demo*.py)
+	@.venv/bin/python -m pytest -m "not slow" -n 2 $(wildcard tests/test_capture*.py tests/test_demo*.py tests/test_live*.py tests/test_gpu*.py)
 
 test-slow:  ## the tests that take minutes
 	@sh scripts/venv.sh dev

@@ -1,9 +1,9 @@
 """The generic kernel: the same loops for every policy, compiled once per policy by ``compile.py``.
 
 The text of this file, and those of kernel_bytes.py and kernel_layer.py behind it, is the text of
-each generated module; only the line that imports the hooks differs, so that numba compiles the policy's
-own functions into these loops. Keep it free of closures and of Python objects: arrays, numbers and
-NamedTuples of both are all it may touch.
+each generated module; only the line that imports the hooks differs, so that numba compiles the
+policy's own functions into these loops. Keep it free of closures and of Python objects: arrays,
+numbers and NamedTuples of both are all it may touch.
 
 Source of the order of events: ``moe_cache_lru::plan`` in llama.cpp's src/llama-moe-cache.cpp.
 """

@@ -61,7 +61,7 @@ def plan_layer(
 
     Returns:
         0, or NOT_RESIDENT / IN_PRESENT_SET with the bad key in fills[0, 0], or NO_SUCH_EXPERT with
-        the bad pick there.
+        the bad pick in counts[0].
     """
     base = layer * group.experts
     now = seen[group.experts] + 1
@@ -69,7 +69,7 @@ def plan_layer(
     n = 0
     for pick in picks:
         if pick < 0 or pick >= group.experts:
-            fills[0, 0] = pick
+            counts[0] = pick
             return NO_SUCH_EXPERT
         if seen[pick] != now:
             seen[pick] = now
