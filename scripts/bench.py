@@ -232,24 +232,49 @@ def bench_live() -> None:
         )
 
 
+def bench_plan() -> None:
+    """`simlab plan` on the header of a GGUF file of 100 GB (holes), the whole process."""
+    sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
+    from gguf_files import qwen3_30b, write_gguf
+
+    code = (
+        "import resource, sys; from simlab.cli import main; main(['plan', sys.argv[1], '--mib',"
+        " '10000']); print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        path = write_gguf(Path(folder) / "big.gguf", qwen3_30b(), vocabulary=150_000)[0]
+        os.truncate(path, 10**11)
+        kib: list[int] = []
+
+        def run() -> None:
+            done = subprocess.run(
+                [sys.executable, "-c", code, str(path)], check=True, capture_output=True, text=True
+            )
+            kib.append(int(done.stdout.split()[-1]))
+
+        seconds = interleaved({"plan": run})["plan"]
+    print(f"\nsimlab plan, a GGUF file of 100 GB, {load()}")
+    print(f"  {seconds:.2f} s (wanted: < 0.5 s), {max(kib) / 1024:.0f} MiB (wanted: < 150)")
+
+
 def main() -> None:
     """Run the sections asked for."""
+    sections: dict[str, Callable[[argparse.Namespace], None]] = {
+        "kernel": lambda options: bench_kernel(options.picks),
+        "start": lambda options: bench_start(),
+        "open": lambda options: bench_open(options.open_picks),
+        "live": lambda options: bench_live(),
+        "plan": lambda options: bench_plan(),
+    }
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("sections", nargs="*", default=["kernel", "start", "open", "live"])
+    parser.add_argument("sections", nargs="*", default=list(sections))
     parser.add_argument("--picks", type=int, default=10_000_000)
     parser.add_argument("--open-picks", type=int, default=48_000_000)
     options = parser.parse_args()
     for section in options.sections:
-        if section == "kernel":
-            bench_kernel(options.picks)
-        elif section == "start":
-            bench_start()
-        elif section == "open":
-            bench_open(options.open_picks)
-        elif section == "live":
-            bench_live()
-        else:
-            parser.error(f"no section {section}: kernel, start, open, live")
+        if section not in sections:
+            parser.error(f"no section {section}: {', '.join(sections)}")
+        sections[section](options)
 
 
 if __name__ == "__main__":

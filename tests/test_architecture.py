@@ -24,7 +24,7 @@ FOR_ALL = {*MODULES, ""}  # "": the version in simlab/__init__.py
 # capture and live stand beside sweep; a report reads result files, never the simulator
 NARROWER = {
     "capture": set(ORDER[: ORDER.index("sweep")]),
-    "live": set(ORDER[: ORDER.index("sweep")]),
+    "live": {*ORDER[: ORDER.index("sweep")], "capture"},
     "report": {"result"},
     "result": set(),
     "errors": set(),

@@ -378,23 +378,29 @@ def test_dense_old_and_broken_models(tmp_path: Path) -> None:
         read_gguf(path)
 
 
-def test_a_file_of_100_gb_plans_in_half_a_second(tmp_path: Path, repo: Path) -> None:
-    """A vocabulary of 150,000 words in the header, 100 GB of holes behind it."""
-    path = write_gguf(tmp_path / "big.gguf", qwen3_30b(), vocabulary=150_000)[0]
-    os.truncate(path, 10**11)
+def test_a_file_of_100_gb_is_planned_from_its_header(tmp_path: Path, repo: Path) -> None:
+    """A vocabulary of 150,000 words in the header, 100 GB of holes behind it: as quick as a small
+    file (0.3 s or so; `make bench` has the time), and without its bytes in memory."""
     code = (
         "import resource, sys; from simlab.cli import main\n"
-        f"code = main(['plan', {str(path)!r}, '--mib', '10000'])\n"
+        "code = main(['plan', sys.argv[1], '--mib', '10000'])\n"
         "used = resource.getrusage(resource.RUSAGE_SELF)\n"
         "print(code, used.ru_utime + used.ru_stime, used.ru_maxrss, 'numpy' in sys.modules)"
     )
-    env = {**os.environ, "PYTHONPATH": str(repo)}
-    best = 9.0
-    for _ in range(3):  # processor time: other work on this machine is not counted
-        done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
-        assert "1,834 of 3,072" in done.stdout, done.stderr
-        returned, seconds, kib, numpy = done.stdout.splitlines()[-1].split()
-        assert (returned, numpy) == ("0", "False")
-        assert int(kib) < 150_000
-        best = min(best, float(seconds))
-    assert best < 0.5
+    path = write_gguf(tmp_path / "big.gguf", qwen3_30b(), vocabulary=150_000)[0]
+    small = os.path.getsize(path)
+    best = {}
+    for size in (small, 10**11):
+        os.truncate(path, size)
+        best[size] = 9.0
+        for _ in range(3):  # processor time: other work on this machine is not counted
+            done = subprocess.run(
+                [sys.executable, "-c", code, str(path)],
+                env={**os.environ, "PYTHONPATH": str(repo)}, capture_output=True, text=True,
+            )  # fmt: skip
+            assert "1,834 of 3,072" in done.stdout, done.stderr
+            returned, seconds, kib, numpy = done.stdout.splitlines()[-1].split()
+            assert (returned, numpy) == ("0", "False")
+            assert int(kib) < 150_000
+            best[size] = min(best[size], float(seconds))
+    assert best[10**11] < 2 * best[small]

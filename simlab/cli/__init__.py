@@ -39,7 +39,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "check_log",
         "Set what llama.cpp logged of its expert cache beside what simlab computes",
     ),
-    "advise": ("advise", "Find what to type: experts, cache and context for a machine"),
+    "advise": (
+        "advise",
+        "Find the placement of MODEL's experts that is predicted to decode fastest",
+    ),
     "calibrate": ("calibrate", "Fit the time model to measured speeds at known hit rates"),
     "report": ("report", "Draw results as one self-contained HTML page"),
     "policies": ("policies", "List the policies that come with simlab, or show one"),
