@@ -238,8 +238,9 @@ def bench_plan() -> None:
     from gguf_files import qwen3_30b, write_gguf
 
     code = (
-        "import resource, sys; from simlab.cli import main; main(['plan', sys.argv[1], '--mib',"
-        " '10000']); print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+        "import sys; from simlab.cli import main; main(['plan', sys.argv[1], '--mib', '10000']);"
+        # the peak of this program alone: ru_maxrss begins with that of the process it came from
+        " print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])"
     )
     with tempfile.TemporaryDirectory() as folder:
         path = write_gguf(Path(folder) / "big.gguf", qwen3_30b(), vocabulary=150_000)[0]
