@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from naive import Run, Shape, Tally, prepare
 from naive import replay as naive_replay
+from naive_all import OTHER_PARAMS, POLICIES
 from naive_bounds import fewest_misses, fewest_misses_bypassing
-from naive_policies import POLICIES
-from strategies import SmallTrace, small_trace, small_traces
+from strategies import SmallTrace, small_trace, small_traces, weights_of
 
 from simlab.policy.loader import Policy
 from simlab.policy.registry import load_policy
@@ -120,18 +120,27 @@ def replayed(
         seed=seed,
     )
     steps = case.step_of_row if schedule == "recorded" else None
-    run = prepare(case.rows, case.shape, semantics, concurrency, prefill, ubatch, steps)
+    weights = [weights_of(row) for row in case.rows]
+    run = prepare(case.rows, case.shape, semantics, concurrency, prefill, ubatch, steps, weights)
     for number, policy in enumerate(policies):
         for size in sizes:
+            params = rnd.choice([{}, OTHER_PARAMS.get(policy, {})])
             slots = sizes_of(case)[(number + size) % N_SIZES]
             budget = None
             if semantics == "bmoe":
                 budget, slots = 20 * sum(slots) + 7, []
             clipped = tuple(min(n, replayer.layout.keys_of(g)) for g, n in enumerate(slots))
             tally = naive_replay(
-                run, policy, slots, capacity_bytes=budget, on_decline=on_decline, seed=seed
+                run,
+                policy,
+                slots,
+                capacity_bytes=budget,
+                on_decline=on_decline,
+                seed=seed,
+                params=params,
             )
-            yield replayer.run(Cell(loaded(policy), clipped, budget, concurrency)), run, tally
+            cell = Cell(loaded(policy), clipped, budget, concurrency, params)
+            yield replayer.run(cell), run, tally
 
 
 def check_chunk(semantics: str, chunk: int, every_size: bool) -> None:

@@ -133,8 +133,14 @@ def command(
     if out is not None:
         check_target(out)
     path = str(default_trace() if trace is None else trace)
+    picks = read_trace(path, n_expert=n_expert)
+    if "all" in policies and picks.weights is None:
+        for policy in [policy for policy in chosen if policy.reads_weights]:
+            if policy.name not in policies:
+                chosen.remove(policy)
+                click.echo(f"Without {policy.name}: the trace has no router weights.", err=True)
     replayer = Replayer(
-        read_trace(path, n_expert=n_expert),
+        picks,
         semantics=semantics,
         prefill=prefill,
         schedule=schedule,

@@ -68,3 +68,22 @@ def refresh(lowest: Any, cache: Any, group: Any, layer: int, score: Any) -> bool
     lowest.key[layer] = best
     lowest.stale[layer] = False
     return True
+
+
+@kernel_jit
+def lowest_of_all(lowest: Any, cache: Any, group: Any, score: Any) -> Any:
+    """The resident key outside the present set with the lowest score, or -1. Ties: the lowest key.
+
+    Args:
+        score: float64 [keys]; between two calls it may change in visited layers only, unless the
+            order of the other layers' keys stays what it was.
+    """
+    best = np.int64(-1)
+    least = np.inf
+    for layer in range(group.layers):
+        refresh(lowest, cache, group, layer, score)
+        candidate = lowest.key[layer]
+        if candidate >= 0 and score[candidate] < least:
+            least = score[candidate]
+            best = np.int64(candidate)
+    return best

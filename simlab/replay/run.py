@@ -27,10 +27,10 @@ from simlab.replay.access import (
     LAST_PICKED,
     Access,
     build_access,
-    next_uses,
 )
 from simlab.replay.cell import Cell, Outcomes
 from simlab.replay.compile import CompiledPolicy, compile_policy
+from simlab.replay.needs import Needs
 from simlab.replay.row import result_row
 from simlab.replay.schedule import DEFAULT_UBATCH, build_schedule, tokens_of
 from simlab.result.schema import Result
@@ -100,7 +100,7 @@ class Replayer:
         self.trace_name, self.command = trace_name, command
         self.tokens = tokens_of(trace)
         self._access: dict[tuple[int, int], Access] = {}
-        self._next_use: dict[tuple[Any, ...], npt.NDArray[np.int32]] = {}
+        self._needs = Needs(trace, self.gate)
         self._lock = threading.Lock()
         position = {layer: i for i, layer in enumerate(trace.meta.moe_layers)}
         self.layer_bytes: list[int] | None = None
@@ -210,15 +210,21 @@ class Replayer:
             lookups=len(access.experts),
             seed=self.seed,
         )
-        next_use = np.zeros(0, np.int32)
-        if cell.policy.reads_future:
-            next_use = self._next_uses(access, cell.concurrency, index_in_group, group)
-        capacity = keys if self.semantics == "bmoe" else slots
-        cache = new_cache(group, capacity, next_use=cell.policy.reads_future)
-        state = cell.policy.new_state(group, cell.params)
+        policy = cell.policy
         sizes = np.zeros(len(members), np.int64)
         if self.layer_bytes is not None:
             sizes[:] = np.asarray(self.layer_bytes)[members]
+        capacity = keys if self.semantics == "bmoe" else slots
+        cache = new_cache(
+            group, capacity, next_use=policy.reads_future, weights=policy.reads_weights
+        )
+        needed = self._needs.of(policy, access, cell.concurrency, index_in_group, group)
+        state = policy.new_state(
+            group,
+            cell.params,
+            uses=needed.uses,
+            layer_bytes=None if self.layer_bytes is None else sizes,
+        )
         pool = np.array([cell.budget_bytes or 0, 0, 0], np.int64)
         fills = np.zeros((max(1, access.largest), 3), np.int32)
         sets = {
@@ -226,7 +232,8 @@ class Replayer:
             "set_layer": access.set_layer,
             "offsets": access.offsets,
             "experts": access.experts,
-            "next_use": next_use,
+            "next_use": needed.next_use,
+            "weights": needed.weights,
             "step_tokens": access.step_tokens,
         }
         results = {
@@ -278,34 +285,6 @@ class Replayer:
                 progress(last - first)
         _check_cache(cache, cell.policy)
         return int(pool[2])
-
-    def _next_uses(
-        self,
-        access: Access,
-        concurrency: int,
-        index_in_group: npt.NDArray[np.int32],
-        group: Group,
-    ) -> npt.NDArray[np.int32]:
-        if len(access.experts) + group.keys >= 2**31:
-            raise UsageError("bounds need fewer than 2^31 lookups: slice the trace")
-        tokens = access.step_tokens[access.set_step]
-        served = np.ones(len(tokens), np.bool_)
-        if self.gate:
-            needed = np.minimum(tokens.astype(np.int64) * group.k, group.experts)
-            served = (tokens <= self.gate) & (needed <= group.slots)
-        key = (concurrency, index_in_group.tobytes(), np.packbits(served).tobytes())
-        with self._lock:
-            if key not in self._next_use:
-                self._next_use.clear()  # sizes share one; keep only the latest
-                self._next_use[key] = next_uses(
-                    access.set_layer,
-                    access.offsets,
-                    access.experts,
-                    served,
-                    index_in_group,
-                    group.experts,
-                )
-            return self._next_use[key]
 
     def _broke(
         self,
