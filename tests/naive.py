@@ -254,8 +254,8 @@ def replay(
         assert capacity_bytes is not None and shape.expert_bytes is not None
         mean = sum(shape.expert_bytes.values()) / len(shape.layers)
         _replay_group(
-            run, tally, policy, shape.layers, int(capacity_bytes // mean), on_decline, seed, params,
-            capacity_bytes,
+            run, tally, policy, shape.layers, max(1, int(capacity_bytes // mean)), on_decline, seed,
+            params, capacity_bytes,
         )  # fmt: skip
     else:
         for layers, wanted in zip(shape.groups, slots, strict=True):

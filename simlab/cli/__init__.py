@@ -30,7 +30,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "synth": ("synth", "Make a synthetic trace: random picks, not those of a real model"),
     "replay": ("replay", "Replay TRACE through a cache and print hits, misses and bytes moved"),
     "report": ("report", "Draw results as one self-contained HTML page"),
-    "policies": ("policies", "List the policies that come with simlab, or show one"),
+    "policies": ("policies", "List and show policies, start a new one, check one"),
 }
 
 

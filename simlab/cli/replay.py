@@ -101,7 +101,7 @@ def command(
     from simlab.cli.invocation import command_line
     from simlab.cli.progress import bar
     from simlab.cli.result_table import print_results
-    from simlab.policy.registry import load_policy, policy_names
+    from simlab.policy.registry import load_policies, policy_names
     from simlab.replay.grid import cells_for, replay_grid
     from simlab.replay.run import Replayer
     from simlab.replay.sizes import parse_sizes
@@ -117,7 +117,7 @@ def command(
             names += policy_names()
         else:  # a file's name may hold a comma
             names += [text] if os.path.isfile(text) else [p.strip() for p in text.split(",")]
-    chosen = [load_policy(name) for name in dict.fromkeys(names)]
+    chosen = load_policies(dict.fromkeys(names))
     given = {}
     for text in params:
         name, equals, value = text.partition("=")

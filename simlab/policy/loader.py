@@ -64,6 +64,13 @@ class Policy:
         return f"{self.name}@{self.version}"
 
     @property
+    def summary(self) -> str:
+        """The first sentence of its docstring, on one line."""
+        first = " ".join(self.doc.split("\n\n")[0].split())
+        end = re.search(r"[.;:] ", first)
+        return first if end is None else first[: end.start()]
+
+    @property
     def reads_future(self) -> bool:
         """It needs the next use of each key: a bound."""
         return "next_use" in self.needs
@@ -76,7 +83,7 @@ class Policy:
     @property
     def protects_present(self) -> bool:
         """A victim of the present set stops the run; only the bypassing bound may name one."""
-        return not (self.bound and self.declines)
+        return not (self.bound and self.declines and self.reads_future)
 
     def new_state(
         self,
