@@ -1,9 +1,9 @@
 """`mix` with transitions: what a layer's experts of this token say about its next token.
 
 Half-lives 2, 8, 32 and 128 visits, and the value of a key gains the mean over the experts i of its
-layer's last set of ln(P(e next | i) / P(e)), learned online: P(e) is the share of the layer's
-visits that picked e, P(e next | i) the share of visits after one with i that picked e, with 8
-pseudo-counts of P(e). An experts x experts table a layer; only resident keys are scored, and only
+layer's last set of ln(P(e next | i) / P(e)), times `lift`, learned online: P(e) is the share of the
+layer's visits that picked e, P(e next | i) the share of visits after one with i that picked e, with
+8 pseudo-counts of P(e). An experts x experts table a layer; only resident keys are scored, and only
 when a victim is asked for. The lowest value leaves; present members stay. No offline training.
 """
 
@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from simlab.policy.lowest import left, refresh
 from simlab.policy.mixture import Mixture, lowest_in_cycle, mix_visit, new_mixture
+from simlab.policy.protocol import Param
 
 NAME = "mix-tr"
 VERSION = 1
@@ -22,6 +23,7 @@ SOURCE = "simlab; decayed counts: LRFU, Lee et al. 2001"
 
 HALF_LIVES = (2.0, 8.0, 32.0, 128.0)
 PSEUDO = 8.0
+PARAMS = {"lift": Param(0.7, low=0, high=100, doc="weight of the mean log lift")}
 CHUNK = 8  # factors multiplied before a logarithm is taken: few logarithms, no overflow
 
 
@@ -34,6 +36,7 @@ class State(NamedTuple):
     picked: npt.NDArray[np.int64]  # [keys], visits that picked the key
     left_from: npt.NDArray[np.int64]  # [keys], visits after one that picked the key
     follows: npt.NDArray[np.int32]  # [keys, experts], of those, visits that picked the expert
+    lift: float
 
 
 def init(geometry, slots, params):
@@ -47,6 +50,7 @@ def init(geometry, slots, params):
         picked=np.zeros(keys, np.int64),
         left_from=np.zeros(keys, np.int64),
         follows=np.zeros((keys, experts), np.int32),
+        lift=params["lift"],
     )
 
 
@@ -65,7 +69,7 @@ def on_set(state, cache, group, layer, experts):
         state.last[layer, i] = experts[i]
 
 
-def lift(state, group, layer, expert):
+def mean_log_lift(state, group, layer, expert):
     """Mean log lift of an expert that was picked before, given its layer's last set."""
     base = layer * group.experts
     share = state.picked[base + expert] / state.visits[layer]
@@ -91,10 +95,11 @@ def victim(state, cache, group, key):
                 member = base + expert
                 if cache.slot_of[member] >= 0 and cache.stamp[member] != cache.now[0]:
                     value = math.log(state.mixture.mean[member])
-                    state.score[member] = value + lift(state, group, layer, expert)
+                    told = mean_log_lift(state, group, layer, expert)
+                    state.score[member] = value + state.lift * told
             refresh(lowest, cache, group, layer, state.score)
-            if lowest.key[layer] >= 0:
-                state.mixture.value[layer] = state.score[lowest.key[layer]]
+            chosen = lowest.key[layer]
+            state.mixture.value[layer] = state.score[chosen] if chosen >= 0 else np.inf
     return lowest_in_cycle(state.mixture, group)
 
 

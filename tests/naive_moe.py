@@ -25,6 +25,7 @@ class MixTr(Mix):
     """Adds the mean log lift that the layer's last set gives a key."""
 
     half_lives = (2.0, 8.0, 32.0, 128.0)
+    defaults = {"lift": 0.7}
 
     def start(self) -> None:
         super().start()
@@ -56,7 +57,7 @@ class MixTr(Mix):
         return total / len(ratios)
 
     def worth(self, key: int) -> float:
-        return super().worth(key) + self.lift(key)
+        return super().worth(key) + self.params["lift"] * self.lift(key)
 
 
 class LeastStale(Stale):

@@ -193,8 +193,8 @@ EXAMPLES = {
         (2, "A A B C", {"margin": 0.45}, "A+ A B+ C+B"),
         (2, "A A B C", {"margin": 0.55}, "A+ A B+ C-"),
     ],
-    # at the second A: B's mean 0.061 x lift (1 + 8/4) / (9/4) = 1.33, C's 0.077 x lift (8/4) /
-    # (9/4) = 0.89: B followed A before, so C leaves and B hits
+    # (lift counts 0.7) at the second A: B's mean 0.061 x lift (1 + 8/4) / (9/4) = 1.33, C's 0.077 x
+    # lift (8/4) / (9/4) = 0.89: B followed A before, so C leaves and B hits
     "mix-tr": [(2, "A B C A B", {}, "A+ B+ C+A A+C B")],
     # after three tokens A (2 uses) is pinned; the others share the other slot. After three more
     # uses are A 1, C 1, D 1, E 1: A stays pinned, lowest expert first

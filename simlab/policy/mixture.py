@@ -22,7 +22,8 @@ CYCLE_WEIGHT = 0.5
 
 class Mixture(NamedTuple):
     """``counts``: float64 [4, keys]; ``mean``: float64 [keys], mean of the four + FLOOR; ``decay``:
-    float64 [4]; ``lowest``, ``value``: float64 [layers], the layer's lowest key and its value.
+    float64 [4]; ``lowest``, ``value``: float64 [layers], the layer's lowest key and its value, inf
+    without one; ``ahead``: float64 [layers + 1], what d visits until a layer comes again take off.
     """
 
     counts: npt.NDArray[np.float64]
@@ -30,6 +31,7 @@ class Mixture(NamedTuple):
     decay: npt.NDArray[np.float64]
     lowest: Lowest
     value: npt.NDArray[np.float64]
+    ahead: npt.NDArray[np.float64]
 
 
 def new_mixture(
@@ -41,7 +43,8 @@ def new_mixture(
         mean=np.full(n_keys, FLOOR),
         decay=np.array([2.0 ** (-1.0 / h) for h in half_lives]),
         lowest=new_lowest(n_layers),
-        value=np.zeros(n_layers),
+        value=np.full(n_layers, np.inf),
+        ahead=CYCLE_WEIGHT * np.arange(n_layers + 1) / n_layers,
     )
 
 
@@ -49,17 +52,21 @@ def new_mixture(
 def mix_visit(mixture: Any, group: Any, layer: int, experts: Any) -> None:
     """A layer is visited."""
     visit(mixture.lowest, layer)
-    count = mixture.counts
     base = layer * group.experts
+    end = base + group.experts
+    # slices from 0, one simple loop after the other: so they become vector operations
     for i in range(4):
         decay = mixture.decay[i]
-        for key in range(base, base + group.experts):
-            count[i, key] *= decay
+        count = mixture.counts[i, base:end]
+        for expert in range(group.experts):
+            count[expert] *= decay
         for expert in experts:
-            count[i, base + expert] += 1.0 - decay
-    for key in range(base, base + group.experts):
-        total = count[0, key] + count[1, key] + count[2, key] + count[3, key]
-        mixture.mean[key] = total * 0.25 + FLOOR
+            count[expert] += 1.0 - decay
+    c0, c1 = mixture.counts[0, base:end], mixture.counts[1, base:end]
+    c2, c3 = mixture.counts[2, base:end], mixture.counts[3, base:end]
+    mean = mixture.mean[base:end]
+    for expert in range(group.experts):
+        mean[expert] = (c0[expert] + c1[expert] + c2[expert] + c3[expert]) * 0.25 + FLOOR
 
 
 @kernel_jit
@@ -67,17 +74,19 @@ def lowest_in_cycle(mixture: Any, group: Any) -> Any:
     """Among the layers' lowest keys the one of the lowest value - 0.5 d / L, d = visits until its
     layer comes again, or -1. Ties: the lowest layer.
     """
-    best = np.int64(-1)
+    best = -1
     least = np.inf
+    current = mixture.lowest.current[0]
+    # layers 0 .. current come again after the others
+    offset = group.layers - current
     for layer in range(group.layers):
-        if mixture.lowest.key[layer] < 0:
-            continue
-        ahead = visits_ahead(layer, mixture.lowest.current[0], group.layers)
-        value = mixture.value[layer] - CYCLE_WEIGHT * ahead / group.layers
+        if layer > current:
+            offset = -current
+        value = mixture.value[layer] - mixture.ahead[layer + offset]
         if value < least:
             least = value
-            best = np.int64(mixture.lowest.key[layer])
-    return best
+            best = layer
+    return np.int64(mixture.lowest.key[best]) if best >= 0 else np.int64(-1)
 
 
 @kernel_jit
@@ -85,8 +94,9 @@ def mix_victim(mixture: Any, cache: Any, group: Any) -> Any:
     """The resident key outside the present set with the lowest ln(mean) - 0.5 d / L."""
     lowest = mixture.lowest
     for layer in range(group.layers):
-        if refresh(lowest, cache, group, layer, mixture.mean) and lowest.key[layer] >= 0:
-            mixture.value[layer] = math.log(mixture.mean[lowest.key[layer]])
+        if refresh(lowest, cache, group, layer, mixture.mean):
+            key = lowest.key[layer]
+            mixture.value[layer] = math.log(mixture.mean[key]) if key >= 0 else np.inf
     return lowest_in_cycle(mixture, group)
 
 
@@ -95,4 +105,4 @@ def mix_value(mixture: Any, group: Any, key: int) -> Any:
     """What mix_victim minimises, of any key."""
     layer = np.int64(key) // group.experts
     ahead = visits_ahead(layer, mixture.lowest.current[0], group.layers)
-    return math.log(mixture.mean[key]) - CYCLE_WEIGHT * ahead / group.layers
+    return math.log(mixture.mean[key]) - mixture.ahead[ahead]
