@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from simlab.policy.linked import Lists, new_lists, push_back, unlink
+from simlab.policy.linked import Lists, first_absent, new_lists, push_back, unlink
 
 NAME = "fifo"
 VERSION = 1
@@ -18,10 +18,7 @@ def init(geometry, slots, params):
 
 
 def victim(state, cache, group, key):
-    oldest = state.arrival.next[group.keys]
-    while oldest < group.keys and cache.stamp[oldest] == cache.now[0]:
-        oldest = state.arrival.next[oldest]
-    return oldest
+    return first_absent(state.arrival, cache, group.keys, group.keys)
 
 
 def on_evict(state, cache, group, key):

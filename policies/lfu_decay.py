@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from simlab.policy.lowest import Lowest, left, new_lowest, refresh, visit
+from simlab.policy.lowest import Lowest, left, lowest_of_all, new_lowest, visit
 from simlab.policy.protocol import Param
 
 NAME = "lfu-decay"
@@ -53,15 +53,7 @@ def on_set(state, cache, group, layer, experts):
 
 
 def victim(state, cache, group, key):
-    best = -1
-    least = np.inf
-    for layer in range(group.layers):
-        refresh(state.lowest, cache, group, layer, state.score)
-        candidate = state.lowest.key[layer]
-        if candidate >= 0 and state.score[candidate] < least:
-            least = state.score[candidate]
-            best = candidate
-    return best
+    return lowest_of_all(state.lowest, cache, group, state.score)
 
 
 def admit(state, cache, group, key, victim):

@@ -10,7 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from simlab.policy.linked import Lists, move_back, new_lists, push_back, unlink
+from simlab.policy.cycle import visits_ahead
+from simlab.policy.linked import Lists, first_absent, move_back, new_lists, push_back, unlink
 
 NAME = "stale"
 VERSION = 1
@@ -45,19 +46,15 @@ def on_hit(state, cache, group, key):
 
 
 def victim(state, cache, group, key):
-    best = -1
+    best = np.int64(-1)
     most_missed = -1
     farthest = 0
     for layer in range(group.layers):
-        oldest = state.recency.next[group.keys + layer]
-        while oldest < group.keys and cache.stamp[oldest] == cache.now[0]:
-            oldest = state.recency.next[oldest]
-        if oldest >= group.keys:
+        oldest = first_absent(state.recency, cache, group.keys, group.keys + layer)
+        if oldest < 0:
             continue
         missed = state.visits[layer] - state.touched[oldest]
-        distance = (layer - state.current[0]) % group.layers
-        if distance == 0:
-            distance = group.layers
+        distance = visits_ahead(layer, state.current[0], group.layers)
         if missed > most_missed or (missed == most_missed and distance > farthest):
             best = oldest
             most_missed = missed

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import NamedTuple
 
-from naive_policies import POLICIES
+from naive_all import POLICIES
 from naive_pools import BypassPool, BytePool, Served, SlotPool, WavePool
 
 Row = tuple[int, int, int, int, list[int]]
@@ -105,6 +105,7 @@ class AccessSet(NamedTuple):
     layer: int
     experts: list[int]
     picks: list[tuple[int, int]]  # (request, expert)
+    weight: dict[int, float]  # expert -> router weights of its picks, summed
 
 
 def first_seen(experts: Iterable[int]) -> list[int]:
@@ -118,25 +119,42 @@ def last_seen(experts: Sequence[int]) -> list[int]:
 
 
 def access_sets(
-    rows: Sequence[Row], steps: Sequence[Step], layers: Sequence[int], semantics: str
+    rows: Sequence[Row],
+    steps: Sequence[Step],
+    layers: Sequence[int],
+    semantics: str,
+    weights: Sequence[Sequence[float]] | None = None,
 ) -> list[AccessSet]:
     """All access sets in replay order; ``per-pick`` makes one of every pick."""
+    weight_of = {
+        (row[0], row[1], row[3], expert): weight
+        for row, of_row in zip(rows, weights or [[1.0] * len(row[4]) for row in rows], strict=True)
+        for expert, weight in zip(row[4], of_row, strict=True)
+    }
     picks_of = {(request, token, layer): experts for request, token, _, layer, experts in rows}
     sets: list[AccessSet] = []
     for index, step in enumerate(steps):
         for layer in layers:
             picks: list[tuple[int, int]] = []
+            weight: dict[int, float] = defaultdict(float)
+            each: list[float] = []
             for request, token in step.tokens:
                 experts = picks_of.get((request, token, layer), [])
                 if semantics == "per-pick":
                     experts = sorted(experts)
                 picks += [(request, expert) for expert in experts]
+                for expert in experts:
+                    each.append(weight_of[request, token, layer, expert])
+                    weight[expert] += each[-1]
             order = [expert for _, expert in picks]
             if semantics == "per-pick":
-                sets += [AccessSet(index, layer, [e], [(r, e)]) for r, e in picks]
+                sets += [
+                    AccessSet(index, layer, [e], [(r, e)], {e: w})
+                    for (r, e), w in zip(picks, each, strict=True)
+                ]
             elif picks:
                 distinct = last_seen(order) if semantics == "bmoe" else first_seen(order)
-                sets.append(AccessSet(index, layer, distinct, picks))
+                sets.append(AccessSet(index, layer, distinct, picks, weight))
     return sets
 
 
@@ -161,8 +179,12 @@ def prepare(
     prefill: str = "engine",
     ubatch: int = 512,
     step_of_row: Sequence[int] | None = None,
+    weights: Sequence[Sequence[float]] | None = None,
 ) -> Run:
-    """Schedule a trace and gather its access sets; ``step_of_row`` asks for the recorded steps."""
+    """Schedule a trace and gather its access sets; ``step_of_row`` asks for the recorded steps.
+
+    ``weights`` are the router's, a list a row.
+    """
     if step_of_row is not None:
         steps = recorded(rows, step_of_row, prefill)
     else:  # bmoe: the whole prompt is one step
@@ -174,7 +196,8 @@ def prepare(
             for step in steps
             for part in ([Step([t], True) for t in step.tokens] if step.prefill else [step])
         ]
-    return Run(shape, semantics, steps, access_sets(rows, steps, shape.layers, semantics))
+    sets = access_sets(rows, steps, shape.layers, semantics, weights)
+    return Run(shape, semantics, steps, sets)
 
 
 class Tally:
@@ -223,6 +246,7 @@ def replay(
     capacity_bytes: int | None = None,
     on_decline: str = "stream",
     seed: int = 0,
+    params: Mapping[str, float] | None = None,
     shares: Mapping[int, float] | None = None,
 ) -> Tally:
     """Replay a run; ``slots`` per group, or ``capacity_bytes`` for the one pool of ``bmoe``.
@@ -235,14 +259,16 @@ def replay(
         assert capacity_bytes is not None and shape.expert_bytes is not None
         mean = sum(shape.expert_bytes.values()) / len(shape.layers)
         _replay_group(
-            run, tally, policy, shape.layers, int(capacity_bytes // mean), on_decline, seed,
-            capacity_bytes,
+            run, tally, policy, shape.layers, max(1, int(capacity_bytes // mean)), on_decline, seed,
+            params, capacity_bytes,
         )  # fmt: skip
     else:
         groups = [[x] for x in shape.layers] if run.semantics == "sglang" else shape.groups
         for layers, wanted in zip(groups, slots, strict=True):
             n_slots = min(wanted, len(layers) * shape.n_expert)
-            _replay_group(run, tally, policy, layers, n_slots, on_decline, seed, shares=shares)
+            _replay_group(
+                run, tally, policy, layers, n_slots, on_decline, seed, params, shares=shares
+            )
     tally.total.update(steps=len(run.steps), tokens=sum(len(s.tokens) for s in run.steps))
     for counts in (tally.total, *tally.by_class.values(), *tally.by_layer.values()):
         served = counts["hits"] + counts["demand_uploads"]
@@ -259,6 +285,7 @@ def _replay_group(
     slots: int,
     on_decline: str,
     seed: int,
+    params: Mapping[str, float] | None,
     budget: int | None = None,
     shares: Mapping[int, float] | None = None,
 ) -> None:
@@ -271,7 +298,9 @@ def _replay_group(
     n_expert = run.shape.n_expert
     place = {layer: i for i, layer in enumerate(layers)}
     size = {layer: (run.shape.expert_bytes or {}).get(layer, 0) for layer in layers}
-    policy = POLICIES[policy_name](len(layers), n_expert, slots, seed)
+    policy = POLICIES[policy_name](len(layers), n_expert, slots, seed, run.shape.k, params)
+    if run.shape.expert_bytes:
+        policy.layer_bytes = [size[layer] for layer in layers]
     pool: SlotPool
     if budget is not None:
         pool = BytePool(policy, budget, lambda key: size[layers[key // n_expert]])
@@ -283,6 +312,9 @@ def _replay_group(
         on_cached_path(run, n, len(s.tokens)) for s, n in zip(run.steps, in_step, strict=True)
     ]
     served_sets = [s for s in sets if cached[s.step]]
+    policy.uses_of_run = Counter(
+        place[s.layer] * n_expert + e for s in served_sets for e in s.experts
+    )
     coming = next_uses(served_sets, place, n_expert)[::-1]
     if run.semantics == "sglang":
         lookups = [e for s in served_sets for e in s.experts]
@@ -301,6 +333,7 @@ def _replay_group(
         for s in sets_of[index]:
             base = place[s.layer] * n_expert
             if cached[index]:
+                policy.weight = {base + e: s.weight[e] for e in s.experts}
                 served = pool.serve(place[s.layer], s.experts, coming.pop())
                 by_cpu = on_decline == "cpu"
             else:

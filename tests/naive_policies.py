@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 MASK = 2**64 - 1
 
@@ -17,13 +17,29 @@ class Policy:
     """Does nothing; a policy overrides the hooks that it needs.
 
     ``resident`` is the pool's own set of resident keys and ``next_use`` maps a key to the position
-    of its next lookup (kept by the pool, for the bounds only).
+    of its next lookup (kept by the pool, for the bounds only). ``weight`` maps a present key to its
+    router weight, ``uses_of_run`` every key to its lookups in the whole run, ``layer_bytes`` holds
+    the bytes of one expert of each layer.
     """
 
     protects = True  # the present set; a bound may do without
+    defaults: Mapping[str, float] = {}
 
-    def __init__(self, layers: int, experts: int, slots: int, seed: int = 0) -> None:
+    def __init__(
+        self,
+        layers: int,
+        experts: int,
+        slots: int,
+        seed: int = 0,
+        k: int = 1,
+        params: Mapping[str, float] | None = None,
+    ) -> None:
         self.layers, self.experts, self.slots, self.seed = layers, experts, slots, seed
+        self.k = k
+        self.params = {**self.defaults, **(params or {})}
+        self.weight: dict[int, float] = {}
+        self.uses_of_run: Mapping[int, int] = {}
+        self.layer_bytes: Sequence[int] = [1] * layers
         self.resident: set[int] = set()
         self.next_use: dict[int, int] = {}
         self.start()
@@ -102,7 +118,7 @@ class Lfu(Policy):
 class LfuDecay(Policy):
     """Decayed frequency of all keys, kept for ever; admits who scores no less than the victim."""
 
-    half_life = 256.0
+    defaults = {"half_life": 256.0}
 
     def start(self) -> None:
         self.score = [0.0] * (self.layers * self.experts)
@@ -111,7 +127,7 @@ class LfuDecay(Policy):
     def on_step(self, tokens: int) -> None:
         self.steps += 1
         if self.steps > 1:
-            factor = math.pow(2.0, -tokens / self.half_life)
+            factor = math.pow(2.0, -tokens / self.params["half_life"])
             self.score = [s * factor for s in self.score]
 
     def on_set(self, layer: int, experts: Sequence[int]) -> None:
@@ -259,13 +275,15 @@ class Mix(Stale):
                 if expert in experts:
                     counts[i] += 1.0 - decay
 
-    def victim(self, key: int, present: set[int]) -> int:
-        def value(k: int) -> float:
-            c0, c1, c2, c3 = self.counts[k]
-            mean = (c0 + c1 + c2 + c3) * 0.25
-            return math.log(mean + 1e-9) - 0.5 * self.distance(k) / self.layers
+    def worth(self, key: int) -> float:
+        c0, c1, c2, c3 = self.counts[key]
+        return math.log((c0 + c1 + c2 + c3) * 0.25 + 1e-9)
 
-        return min(self.candidates(present), key=lambda k: (value(k), k))
+    def value(self, key: int) -> float:
+        return self.worth(key) - 0.5 * self.distance(key) / self.layers
+
+    def victim(self, key: int, present: set[int]) -> int:
+        return min(self.candidates(present), key=lambda k: (self.value(k), k))
 
 
 class Opt(Policy):

@@ -125,6 +125,7 @@ class BytePool(SlotPool):
         policy.next_use.update(next_uses)
         policy.on_set(layer, experts)
         hits: set[int] = set()
+        uploaded: set[int] = set()
         for expert in experts:
             key = layer * n_expert + expert
             if key in self.slot_of:
@@ -132,6 +133,9 @@ class BytePool(SlotPool):
                 policy.on_hit(key)
             else:
                 policy.on_miss(key)
+                if not policy.admit(key, -1):
+                    continue
+                uploaded.add(expert)
                 self.slot_of[key] = 0
                 self.used += self.bytes_of(key)
                 policy.resident.add(key)
@@ -145,4 +149,4 @@ class BytePool(SlotPool):
             policy.resident.remove(victim)
             policy.on_evict(victim)
         # a pool of bytes has no slots in which uploads could lie side by side
-        return Served(hits, set(experts) - hits, len(set(experts) - hits))
+        return Served(hits, uploaded, len(uploaded))

@@ -120,6 +120,7 @@ def test_own_file_runs_and_equals_the_built_in_twin(tmp_path: Path) -> None:
         ),
         (GOOD + "\nNEEDS = ('luck',)\n", r"NEEDS 'luck'"),
         (GOOD + "\nNEEDS = 3\n", r"NEEDS must be"),
+        (GOOD + "\nNEEDS = ('uses',)\n", r"mine\.py reads the future .* BOUND = True"),
         (GOOD + "\nNAME = 'mine\\nyours'\n", r"NAME must be"),
         (GOOD + "\nVERSION = 10 ** 30\n", r"VERSION must be"),
         (GOOD + "\nraise SystemExit(0)\n", r"SystemExit"),

@@ -184,10 +184,12 @@ def cached_misses(result: Result) -> int:
 
 
 def test_every_policy_is_between_the_bounds_on_the_sample(sample: Trace) -> None:
+    assert sample.weights is None
+    names = [name for name in policy_names() if not load_policy(name).reads_weights]
     for lanes in (1, 4):
         replayer = Replayer(sample)
         for slots in (400, 1834):
-            cells = {n: Cell(load_policy(n), (slots, slots), None, lanes) for n in policy_names()}
+            cells = {n: Cell(load_policy(n), (slots, slots), None, lanes) for n in names}
             misses = {name: cached_misses(replayer.run(cell)) for name, cell in cells.items()}
             filling = [name for name in misses if not load_policy(name).declines]
             assert all(misses["opt"] <= misses[name] for name in filling)

@@ -45,7 +45,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "calibrate": ("calibrate", "Fit the time model to measured speeds at known hit rates"),
     "report": ("report", "Draw results as one self-contained HTML page"),
-    "policies": ("policies", "List the policies that come with simlab, or show one"),
+    "policies": ("policies", "List and show policies, start a new one, check one"),
 }
 
 

@@ -109,7 +109,7 @@ def command(
     import os
 
     from simlab.cli.invocation import command_line
-    from simlab.cli.options import load_policies, numbers, parameters
+    from simlab.cli.options import chosen_policies, numbers, parameters
     from simlab.cli.progress import bar
     from simlab.cost.link import read_profile
     from simlab.live.cells import LiveCell, Options, live_cells
@@ -125,7 +125,7 @@ def command(
 
     if slots is not None and mib is not None:
         raise UsageError("give --slots or --mib, not both")
-    chosen = load_policies([policies])
+    chosen = chosen_policies([policies])
     sizes = [] if mib is not None else parse_sizes("25%" if slots is None else slots)
     budgets = [] if mib is None else numbers(mib, float, "--mib")
     lanes = numbers(concurrency, int, "--concurrency")

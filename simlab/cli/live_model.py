@@ -90,7 +90,7 @@ def run(o: dict[str, Any]) -> int:
     from simlab.capture.load import load
     from simlab.capture.prompts import demo_prompts, read_prompts
     from simlab.cli.invocation import command_line
-    from simlab.cli.options import load_policies, numbers, parameters
+    from simlab.cli.options import chosen_policies, numbers, parameters
     from simlab.cli.progress import token_bar
     from simlab.live.device import open_device
     from simlab.live.model_loop import ModelCell, Options, run_model
@@ -101,7 +101,7 @@ def run(o: dict[str, Any]) -> int:
         ModelCell(policy, size, level, parameters(o["params"]))
         for level in numbers(o["concurrency"], int, "--concurrency")
         for size in parse_sizes("25%" if o["slots"] is None else o["slots"])
-        for policy in load_policies([o["policies"]])
+        for policy in chosen_policies([o["policies"]])
     ]
     settings = Settings(
         max_new_tokens=o["max_new_tokens"],

@@ -42,13 +42,13 @@ def parameters(texts: Sequence[str]) -> dict[str, float]:
     return given
 
 
-def load_policies(texts: Sequence[str]) -> list[Policy]:
+def chosen_policies(texts: Sequence[str]) -> list[Policy]:
     """Policies by name or file, several of them separated by commas, or ``all``; none twice.
 
     Raises:
-        UsageError: no such policy. PolicyError: a file is unusable.
+        UsageError: no such policy, or two files with one name. PolicyError: a file is unusable.
     """
-    from simlab.policy.registry import load_policy, policy_names
+    from simlab.policy.registry import load_policies, policy_names
 
     names: list[str] = []
     for text in texts:
@@ -56,4 +56,4 @@ def load_policies(texts: Sequence[str]) -> list[Policy]:
             names += policy_names()
         else:  # a file's name may hold a comma
             names += [text] if os.path.isfile(text) else [p.strip() for p in text.split(",")]
-    return [load_policy(name) for name in dict.fromkeys(names)]
+    return load_policies(dict.fromkeys(names))

@@ -47,7 +47,7 @@ def command(
     import os
 
     from simlab.cli.invocation import command_line
-    from simlab.cli.options import load_policies, numbers, parameters
+    from simlab.cli.options import chosen_policies, numbers, parameters
     from simlab.cli.progress import bar
     from simlab.cli.result_table import print_results
     from simlab.model.placement import place
@@ -66,7 +66,7 @@ def command(
         raise UsageError("--dtype, --n-cpu-moe, --host-layers and --tensor-split need --layout")
     if pin_from is not None and not pin:
         raise UsageError("--pin-from needs --pin")
-    chosen = load_policies(policies)
+    chosen = chosen_policies(policies)
     given = parameters(params)
     sizes = [] if mib is not None else parse_sizes("10%,25%,50%" if slots is None else slots)
     budgets = [] if mib is None else numbers(mib, float, "--moe-cache-mib")
@@ -83,8 +83,14 @@ def command(
             n_cpu_moe=n_cpu_moe,
             tensor_split=tensor_split,
         )
+    picks = read_trace(path, n_expert=n_expert)
+    if "all" in policies and picks.weights is None:
+        for policy in [policy for policy in chosen if policy.reads_weights]:
+            if policy.name not in policies:
+                chosen.remove(policy)
+                click.echo(f"Without {policy.name}: the trace has no router weights.", err=True)
     replayer = Replayer(
-        read_trace(path, n_expert=n_expert),
+        picks,
         layout=placement.layout if placement else None,
         layout_name=placement.shape.name if placement else "",
         pin=pin,

@@ -1,4 +1,4 @@
-"""Doubly linked lists over keys in flat arrays: the building block of LRU, FIFO, ARC and LFU.
+"""Doubly linked lists over keys in flat arrays: the building block of LRU, FIFO, CLOCK and LFU.
 
 Several lists share the two arrays; list i has its sentinel at position n_keys + i, so that linking
 needs no branches. Every function is compiled; positions are uint32, which spares numba the check
@@ -7,7 +7,7 @@ for negative indices.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -61,3 +61,14 @@ def move_back(lists: Lists, sentinel: int, key: int) -> None:
     lists.prev[key] = tail
     lists.next[key] = sentinel
     lists.prev[sentinel] = key
+
+
+@kernel_jit
+def first_absent(lists: Lists, cache: Any, n_keys: int, sentinel: int) -> Any:
+    """The first key of a list that is not in the present access set, or -1."""
+    key = lists.next[sentinel]
+    while key < n_keys:
+        if cache.stamp[key] != cache.now[0]:
+            return np.int64(key)
+        key = lists.next[key]
+    return np.int64(-1)

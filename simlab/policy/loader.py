@@ -19,14 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import numba
+import numpy as np
+import numpy.typing as npt
 
 from simlab.errors import PolicyError, UsageError
 from simlab.policy.jit import policy_jit
-from simlab.policy.protocol import HOOKS, Group, Param
+from simlab.policy.protocol import HOOKS, NEEDS, READS_FUTURE, Geometry, Group, Param
 from simlab.policy.sources import own_sources
 
 REQUIRED = ("init", "victim")
-KNOWN_NEEDS = ("next_use",)
 
 
 @dataclass(frozen=True)
@@ -63,24 +64,53 @@ class Policy:
         return f"{self.name}@{self.version}"
 
     @property
+    def summary(self) -> str:
+        """The first sentence of its docstring, on one line."""
+        first = " ".join(self.doc.split("\n\n")[0].split())
+        end = re.search(r"[.;:] ", first)
+        return first if end is None else first[: end.start()]
+
+    @property
     def reads_future(self) -> bool:
         """It needs the next use of each key: a bound."""
         return "next_use" in self.needs
 
     @property
+    def reads_weights(self) -> bool:
+        """It needs router weights: not every trace has them."""
+        return "weights" in self.needs
+
+    @property
     def protects_present(self) -> bool:
         """A victim of the present set stops the run; only the bypassing bound may name one."""
-        return not (self.bound and self.declines)
+        return not (self.bound and self.declines and self.reads_future)
 
-    def new_state(self, group: Group, params: Mapping[str, float]) -> Any:
+    def new_state(
+        self,
+        group: Group,
+        params: Mapping[str, float],
+        *,
+        uses: npt.NDArray[np.int64] | None = None,
+        layer_bytes: npt.NDArray[np.int64] | None = None,
+    ) -> Any:
         """Call the policy's init.
+
+        Args:
+            uses: int64 [keys], for a policy that needs them; default none.
+            layer_bytes: int64 [layers of the group]; default 1 each.
 
         Raises:
             UsageError: a parameter is not allowed. PolicyError: init failed.
         """
         values = self.values(params)
+        geometry = Geometry(*group)
+        if "uses" in self.needs:
+            geometry.uses = np.zeros(group.keys, np.int64) if uses is None else uses
+        if "bytes" in self.needs:
+            ones = np.ones(group.layers, np.int64)
+            geometry.layer_bytes = ones if layer_bytes is None else layer_bytes
         try:
-            state = self.init(group, group.slots, values)
+            state = self.init(geometry, group.slots, values)
         except KeyboardInterrupt:
             raise
         except BaseException as exc:
@@ -241,9 +271,11 @@ def _checked(
     needs = declared.get("NEEDS", ())
     if not isinstance(needs, tuple | list) or not all(isinstance(n, str) for n in needs):
         raise PolicyError(f"{path}: NEEDS must be a tuple of names, such as ('next_use',)")
-    unknown = [need for need in needs if need not in KNOWN_NEEDS]
+    unknown = [need for need in needs if need not in NEEDS]
     if unknown:
-        raise PolicyError(f"{path}: NEEDS {unknown[0]!r}; known: {', '.join(KNOWN_NEEDS)}")
+        raise PolicyError(f"{path}: NEEDS {unknown[0]!r}; known: {', '.join(NEEDS)}")
+    if set(needs) & set(READS_FUTURE) and not declared.get("BOUND", False):
+        raise PolicyError(f"{path} reads the future (NEEDS), so it must say BOUND = True")
     if "admit" in hooks and not declared.get("DECLINES", False):
         raise PolicyError(f"{path} has admit(), so it must say DECLINES = True")
     return Policy(

@@ -58,13 +58,35 @@ def refresh(lowest: Any, cache: Any, group: Any, layer: int, score: Any) -> bool
     if not lowest.stale[layer]:
         return False
     base = layer * group.experts
+    end = base + group.experts
+    # slices from 0 spare the checks for negative indices
+    scores, slots = score[base:end], cache.slot_of[base:end]
+    stamps, now = cache.stamp[base:end], cache.now[0]
     best = -1
     least = np.inf
-    now = cache.now[0]
-    for key in range(base, base + group.experts):
-        if score[key] < least and cache.slot_of[key] >= 0 and cache.stamp[key] != now:
-            least = score[key]
-            best = key
-    lowest.key[layer] = best
+    for expert in range(group.experts):
+        if scores[expert] < least and slots[expert] >= 0 and stamps[expert] != now:
+            least = scores[expert]
+            best = expert
+    lowest.key[layer] = base + best if best >= 0 else -1
     lowest.stale[layer] = False
     return True
+
+
+@kernel_jit
+def lowest_of_all(lowest: Any, cache: Any, group: Any, score: Any) -> Any:
+    """The resident key outside the present set with the lowest score, or -1. Ties: the lowest key.
+
+    Args:
+        score: float64 [keys]; between two calls it may change in visited layers only, unless the
+            order of the other layers' keys stays what it was.
+    """
+    best = np.int64(-1)
+    least = np.inf
+    for layer in range(group.layers):
+        refresh(lowest, cache, group, layer, score)
+        candidate = lowest.key[layer]
+        if candidate >= 0 and score[candidate] < least:
+            least = score[candidate]
+            best = np.int64(candidate)
+    return best

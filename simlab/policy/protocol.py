@@ -11,7 +11,7 @@ Constants of a policy file::
     VERSION = 1                  # raise it when results change; printed as lru@1
     SOURCE = "Denning 1968"      # where the idea was published
     PARAMS = {"half_life": Param(16.0, low=0.1, high=1e6, doc="tokens")}
-    NEEDS = ()                   # of "next_use" (bounds only), "weights" (router weights)
+    NEEDS = ()                   # any of NEEDS below
     BOUND = False                # True: a bound, not a policy an engine could run
     DECLINES = False             # True: has admit(); needs an engine change
 
@@ -60,6 +60,16 @@ HOOKS: dict[str, tuple[str, ...]] = {
 }
 
 
+#: What a policy may ask for beside the picks; the first two read the future, so only bounds may.
+NEEDS: dict[str, str] = {
+    "next_use": "cache.next_use",
+    "uses": "geometry.uses: cached-path lookups of each key in the whole run, int64 [keys]",
+    "weights": "cache.weight: what the router gave the members of the present set",
+    "bytes": "geometry.layer_bytes: bytes of one expert, int64 [layers] (all 1 when unknown)",
+}
+READS_FUTURE = ("next_use", "uses")
+
+
 @dataclass(frozen=True)
 class Param:
     """A tunable number of a policy: its default, its allowed range and what it means."""
@@ -88,6 +98,16 @@ class Group(NamedTuple):
     seed: int
 
 
+class Geometry(Group):
+    """What ``init`` is given: the group, and of what the policy needs the part known beforehand.
+
+    ``uses``: int64 [keys]; ``layer_bytes``: int64 [layers]; as NEEDS says, else length 0.
+    """
+
+    uses: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+    layer_bytes: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+
+
 class Cache(NamedTuple):
     """What is resident, kept by the kernel; policies read it and never write it.
 
@@ -95,7 +115,9 @@ class Cache(NamedTuple):
     -1. ``stamp``: int64 [keys] and ``now``: int64 [1]; a key belongs to the present access set when
     its stamp equals now. ``free``: int32 [capacity], stack of empty slots, ``n_free``: int64 [1]
     its height. ``next_use``: int64 [keys], position of the key's next lookup, or lookups + key if
-    it is never used again (only for policies that need "next_use"; else length 0).
+    it is never used again (only for policies that need "next_use"; else length 0). ``weight``:
+    float32 [keys], router weights of the present members, summed over the tokens of the step; of
+    other keys what they had last (only for policies that need "weights"; else length 0).
     """
 
     slot_of: npt.NDArray[np.int32]
@@ -105,9 +127,12 @@ class Cache(NamedTuple):
     free: npt.NDArray[np.int32]
     n_free: npt.NDArray[np.int64]
     next_use: npt.NDArray[np.int64]
+    weight: npt.NDArray[np.float32]
 
 
-def new_cache(group: Group, capacity: int, *, next_use: bool = False) -> Cache:
+def new_cache(
+    group: Group, capacity: int, *, next_use: bool = False, weights: bool = False
+) -> Cache:
     """An empty cache of ``capacity`` slots that fill in index order."""
     return Cache(
         slot_of=np.full(group.keys, -1, np.int32),
@@ -117,4 +142,5 @@ def new_cache(group: Group, capacity: int, *, next_use: bool = False) -> Cache:
         free=np.arange(capacity - 1, -1, -1, dtype=np.int32),
         n_free=np.array([capacity], np.int64),
         next_use=np.zeros(group.keys if next_use else 0, np.int64),
+        weight=np.zeros(group.keys if weights else 0, np.float32),
     )

@@ -196,13 +196,14 @@ def _prepare(compiled: CompiledPolicy, entry: str) -> None:
         return
     policy = compiled.policy
     group = Group(layers=1, experts=2, keys=2, slots=2, k=2, lookups=2, seed=0)
-    cache = new_cache(group, 2, next_use=policy.reads_future)
+    cache = new_cache(group, 2, next_use=policy.reads_future, weights=policy.reads_weights)
     state = policy.new_state(group, {})
     int16, int32, int64 = (np.zeros(1, kind) for kind in (np.int16, np.int32, np.int64))
     uint8, uint16 = np.zeros(1, np.uint8), np.zeros(1, np.uint16)
+    float32 = np.zeros(1, np.float32)
     # the arguments of kernel.py, in order
     fills = np.zeros((1, 3), np.int32)
-    sets = (state, cache, group, 0, 1, int32, int16, int64, uint16, int32, int32)
+    sets = (state, cache, group, 0, 1, int32, int16, int64, uint16, int32, float32, int32)
     results = (uint8, int64, fills)
     arguments: tuple[Any, ...]
     if entry == "replay":

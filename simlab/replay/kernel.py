@@ -327,6 +327,7 @@ def replay(
     offsets: Any,
     experts: Any,
     next_use: Any,
+    weights: Any,
     step_tokens: Any,
     index_in_group: Any,
     unit: int,
@@ -350,6 +351,7 @@ def replay(
         offsets: int64 [sets + 1]; experts[offsets[s]:offsets[s + 1]] is access set s.
         experts: uint16 [lookups].
         next_use: int32 [lookups] or length 0.
+        weights: float32 [lookups], router weights, or length 0.
         step_tokens: int32 [steps], tokens computed together.
         index_in_group: int32 [MoE layers], index of the layer in this group or -1.
         unit: WHOLE_SET, PER_PICK or WAVES (the pool then starts with its first experts).
@@ -390,6 +392,8 @@ def replay(
             for i in range(begin, end):
                 if next_use.shape[0] > 0:
                     cache.next_use[np.uint32(base + experts[i])] = next_use[i]
+                if weights.shape[0] > 0:
+                    cache.weight[np.uint32(base + experts[i])] = weights[i]
                 code = _plan_pick(state, cache, group, layer, experts[i : i + 1], fills, protect)
                 if code < 0:
                     fills[0, 1] = code
@@ -400,6 +404,9 @@ def replay(
             if next_use.shape[0] > 0:
                 for i in range(begin, end):
                     cache.next_use[np.uint32(base + experts[i])] = next_use[i]
+            if weights.shape[0] > 0:
+                for i in range(begin, end):
+                    cache.weight[np.uint32(base + experts[i])] = weights[i]
             if unit == WAVES:
                 n_fill = _plan_waves(
                     state, cache, group, layer, experts[begin:end], outcome[begin:end], fills,

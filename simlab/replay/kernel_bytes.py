@@ -117,6 +117,7 @@ def replay_batches(
     offsets: Any,
     experts: Any,
     next_use: Any,
+    weights: Any,
     step_tokens: Any,
     layer_bytes: Any,
     pool: Any,
@@ -140,6 +141,9 @@ def replay_batches(
         if next_use.shape[0] > 0:
             for i in range(begin, end):
                 cache.next_use[layer * group.experts + experts[i]] = next_use[i]
+        if weights.shape[0] > 0:
+            for i in range(begin, end):
+                cache.weight[layer * group.experts + experts[i]] = weights[i]
         n_fill = _plan_batch(
             state,
             cache,

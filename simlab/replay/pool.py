@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from simlab.errors import PolicyError, SimlabError, UsageError
+from simlab.errors import PolicyError, SimlabError
 from simlab.policy.loader import Policy
 from simlab.policy.protocol import Cache, Group, new_cache
 from simlab.replay import kernel
-from simlab.replay.access import EVERY_PICK, Access, next_uses
+from simlab.replay.access import EVERY_PICK, Access
 from simlab.replay.cell import Cell, Outcomes
 from simlab.replay.compile import CompiledPolicy
 
@@ -60,27 +60,32 @@ def run_pool(
         lookups=len(access.experts),
         seed=replayer.seed,
     )
-    next_use = np.zeros(0, np.int32)
-    if policy.reads_future:
-        next_use = _next_uses(replayer, access, cell.concurrency, index_in_group, group, by_step)
-    cache = new_cache(group, keys if batches else slots, next_use=policy.reads_future)
+    served = replayer.on_cached_path(access, by_step)
+    needed = replayer.needs.of(policy, access, cell.concurrency, index_in_group, group, served)
+    capacity = keys if batches else slots
+    cache = new_cache(group, capacity, next_use=policy.reads_future, weights=policy.reads_weights)
     unit = kernel.PER_PICK if replayer.order == EVERY_PICK else kernel.WHOLE_SET
     if replayer.semantics == "sglang":
         unit = kernel.WAVES
         if policy.reads_future:
             cache.next_use[:] = _first_uses(access, members[0], group)
-    state = policy.new_state(group, cell.params)
     sizes = np.zeros(len(members), np.int64)
     if replayer.layer_bytes is not None:
         sizes[:] = np.asarray(replayer.layer_bytes)[members]
+    state = policy.new_state(
+        group,
+        cell.params,
+        uses=needed.uses,
+        layer_bytes=None if replayer.layer_bytes is None else sizes,
+    )
     pool = np.array([cell.budget_bytes or 0, 0, 0], np.int64)
     longest = max(1, access.largest)
     fills = np.zeros((longest, 3), np.int32)
     line, place = np.zeros(longest, np.uint16), np.zeros(longest, np.int32)
     line_outcome = np.zeros(longest, np.uint8)
     sets = (
-        access.set_step, access.set_layer, access.offsets, access.experts, next_use,
-        access.step_tokens,
+        access.set_step, access.set_layer, access.offsets, access.experts, needed.next_use,
+        needed.weights, access.step_tokens,
     )  # fmt: skip
     results = (policy.protects_present, found.outcome, found.runs, fills)
     step_of = access.set_step
@@ -121,32 +126,6 @@ def run_pool(
             progress(last - first)
     _check_cache(cache, policy, group.slots if not batches else keys)
     return int(pool[2])
-
-
-def _next_uses(
-    replayer: Replayer,
-    access: Access,
-    concurrency: int,
-    index_in_group: npt.NDArray[np.int32],
-    group: Group,
-    by_step: npt.NDArray[np.int64],
-) -> npt.NDArray[np.int32]:
-    if len(access.experts) + group.keys >= 2**31:
-        raise UsageError("bounds need fewer than 2^31 lookups: slice the trace")
-    served = replayer.on_cached_path(access, by_step)
-    key = (concurrency, index_in_group.tobytes(), np.packbits(served).tobytes())
-    with replayer.lock:
-        if key not in replayer.next_use:
-            replayer.next_use.clear()  # sizes share one; keep only the latest
-            replayer.next_use[key] = next_uses(
-                access.set_layer,
-                access.offsets,
-                access.experts,
-                served,
-                index_in_group,
-                group.experts,
-            )
-        return replayer.next_use[key]
 
 
 def _first_uses(access: Access, layer: int, group: Group) -> npt.NDArray[np.int64]:

@@ -30,6 +30,7 @@ from simlab.replay.access import (
 from simlab.replay.capacity import Capacity
 from simlab.replay.cell import Cell, Outcomes
 from simlab.replay.compile import compile_policy
+from simlab.replay.needs import Needs
 from simlab.replay.pins import lookups_of, most_picked, without
 from simlab.replay.pool import run_pool
 from simlab.replay.row import result_row
@@ -114,7 +115,7 @@ class Replayer:
         self.trace_name, self.layout_name, self.command = trace_name, layout_name, command
         self.tokens = tokens_of(trace)
         self._access: dict[tuple[int, int], Access] = {}
-        self.next_use: dict[tuple[Any, ...], npt.NDArray[np.int32]] = {}
+        self.needs = Needs(trace)
         self.lock = threading.Lock()
         position = {layer: i for i, layer in enumerate(trace.meta.moe_layers)}
         self.layer_bytes: list[int] | None = None
@@ -145,7 +146,7 @@ class Replayer:
     def first_steps(self, n: int) -> Replayer:
         """The same over the first ``n`` steps only."""
         other = copy.copy(self)
-        other.steps, other._access, other.next_use = n, {}, {}
+        other.steps, other._access, other.needs = n, {}, Needs(self.trace)
         other.lock = threading.Lock()
         return other
 
