@@ -29,7 +29,8 @@ class GroupPlanner:
 
     Args:
         policy: a loaded policy. One that reads the future is refused: no engine could run it.
-        layers: layers of the group. slots: its capacity, 0 or more.
+        layers: layers of the group. slots: its capacity, 0 or more. expert_bytes: of one of its
+            experts, if known.
 
     Attributes:
         experts: uint16 [n_expert], the layer's distinct picks in first-seen order.
@@ -53,18 +54,25 @@ class GroupPlanner:
         slots: int,
         params: Mapping[str, float] | None = None,
         seed: int = 0,
+        expert_bytes: int | None = None,
         gate_tokens: int = GATE_TOKENS,
     ) -> None:
-        if policy.reads_future:
+        if policy.bound:
             raise UsageError(
                 f"policy {policy.name} knows the future; live runs what an engine could run"
             )
+        if policy.reads_weights:
+            raise UsageError(f"policy {policy.name} needs router weights, which live does not have")
         self.policy, self.layers, self.gate_tokens = policy, layers, gate_tokens
         keys = layers * n_expert
         # the horizon of next_use is unknown here, and only policies that are refused read it
         self.group = Group(layers, n_expert, keys, slots, k, lookups=0, seed=seed)
         self.cache = new_cache(self.group, slots)
-        self.state = policy.new_state(self.group, params or {})
+        self.state = policy.new_state(
+            self.group,
+            params or {},
+            layer_bytes=np.full(layers, expert_bytes, np.int64) if expert_bytes else None,
+        )
         self.experts = np.zeros(n_expert, np.uint16)
         self.outcome = np.zeros(n_expert, np.uint8)
         self.slots = np.zeros(n_expert, np.int64)
@@ -157,6 +165,7 @@ class Planner:
                 n_expert=layout.n_expert,
                 k=layout.k,
                 slots=n,
+                expert_bytes=group.expert_bytes,
                 **others,
             )
             for group, n in zip(layout.groups, slots, strict=True)
