@@ -168,8 +168,9 @@ def _execute(path: Path, module_name: str, sources: Mapping[Path, bytes]) -> typ
         sys.path.remove(folder)
         # helpers beside the policy are bound by now; forget them, so that another policy's helper
         # of the same name, or an edited one, is read afresh
+        helpers = _helpers(sources)
         for name, other in list(sys.modules.items()):
-            if other is not module and _file_of(other) in _helpers(sources):
+            if other is not module and _file_among(other, helpers):
                 del sys.modules[name]
     return module
 
@@ -183,9 +184,11 @@ def _helpers(sources: Mapping[Path, bytes]) -> set[Path]:
     }
 
 
-def _file_of(module: Any) -> Path | None:
+def _file_among(module: Any, files: set[Path]) -> bool:
+    # by name first: with torch there are thousands of modules, and resolving a path takes time
     file = getattr(module, "__file__", None)
-    return Path(file).resolve() if isinstance(file, str) else None
+    names = {f.name for f in files}
+    return isinstance(file, str) and Path(file).name in names and Path(file).resolve() in files
 
 
 def _line_in(exc: BaseException, path: Path) -> str:
