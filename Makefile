@@ -11,17 +11,16 @@ unexport PYTHONPATH PYTHONHOME
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
 
-demo:  ## from the sample trace to a report of hit rate against bytes moved
-	@sh scripts/venv.sh base
-	@sh scripts/demo.sh
+demo:  ## from a captured trace to a report of hit rate against bytes moved (CAPTURE=no: without torch)
+	@CAPTURE='$(CAPTURE)' sh scripts/demo.sh
 
 test:  ## all tests that take seconds
 	@sh scripts/venv.sh dev
 	@.venv/bin/python -m pytest -m "not slow" -n 2
 
-test-capture:  ## the tests of capture; installs torch
-	@sh scripts/venv.sh capture
-	@.venv/bin/python -m pytest -m "not slow" -n 2 $(wildcard tests/test_capture*.py tests/test_demo*.py)
+test-capture:  ## the tests of capture and live mode; installs torch
+	@sh scripts/venv.sh dev capture
+	@.venv/bin/python -m pytest -m "not slow" -n 2 $(wildcard tests/test_capture*.py tests/test_demo*.py tests/test_live*.py tests/test_gpu*.py)
 
 test-slow:  ## the tests that take minutes
 	@sh scripts/venv.sh dev

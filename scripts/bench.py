@@ -4,7 +4,8 @@
 
 These figures are for comparing, not for asserting: machines are shared and noisy, ratios hold.
 Sections: the kernel against PyPI's libcachesim on the same accesses; starting `simlab replay`
-again; opening a large trace. Sizes: --picks (default 10 M accesses, 48 M picks for opening).
+again; opening a large trace; planning a layer as a live engine does. Sizes: --picks (default 10 M
+accesses, 48 M picks for opening).
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from statistics import median
 import numpy as np
 import numpy.typing as npt
 
+from simlab.live.planner import Planner
+from simlab.model.layout import layout_of
 from simlab.policy.registry import load_policy
 from simlab.replay.cell import Cell
 from simlab.replay.run import Replayer
@@ -201,22 +204,77 @@ def bench_open(picks: int) -> None:
     print(f"  again {median(again):.3f} s (wanted: < 0.3 s)")
 
 
+def bench_live() -> None:
+    """Planning one layer from Python, as a live engine does: policy, bookkeeping and the call."""
+    trace = sticky_trace(48, 128, 8, 200_000)
+    picks = trace.experts.astype(np.int64).reshape(-1, 48, 8)
+    layout = layout_of(trace.meta)
+    print(f"\nPlanning a layer, 48 x 128, k = 8, 1536 slots, {load()}")
+    for name in ("lru", "fifo", "arc", "lfu", "lfu-decay", "mix"):
+        times: list[float] = []
+        fills = 0
+        for round_ in range(ROUNDS + 1):  # the first one counts, the others are timed
+            planner = Planner(load_policy(name), layout, [1536])
+            counts = planner.groups[0].counts
+            for step in picks:
+                planner.begin_step(1)
+                started = time.perf_counter()
+                for layer in range(48):
+                    planner.plan(layer, step[layer])
+                    if not round_:
+                        fills += int(counts[1])
+                if round_:
+                    times.append((time.perf_counter() - started) / 48 * 1e6)
+        quarter, middle = np.quantile(times, (0.25, 0.5))
+        print(
+            f"  {name:<10} {middle:5.2f} us (first quartile {quarter:.2f}), uploads at"
+            f" {fills / trace.n_picks:.0%} of the lookups (wanted: 5 us)"
+        )
+
+
+def bench_plan() -> None:
+    """`simlab plan` on the header of a GGUF file of 100 GB (holes), the whole process."""
+    sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
+    from gguf_files import qwen3_30b, write_gguf
+
+    code = (
+        "import resource, sys; from simlab.cli import main; main(['plan', sys.argv[1], '--mib',"
+        " '10000']); print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        path = write_gguf(Path(folder) / "big.gguf", qwen3_30b(), vocabulary=150_000)[0]
+        os.truncate(path, 10**11)
+        kib: list[int] = []
+
+        def run() -> None:
+            done = subprocess.run(
+                [sys.executable, "-c", code, str(path)], check=True, capture_output=True, text=True
+            )
+            kib.append(int(done.stdout.split()[-1]))
+
+        seconds = interleaved({"plan": run})["plan"]
+    print(f"\nsimlab plan, a GGUF file of 100 GB, {load()}")
+    print(f"  {seconds:.2f} s (wanted: < 0.5 s), {max(kib) / 1024:.0f} MiB (wanted: < 150)")
+
+
 def main() -> None:
     """Run the sections asked for."""
+    sections: dict[str, Callable[[argparse.Namespace], None]] = {
+        "kernel": lambda options: bench_kernel(options.picks),
+        "start": lambda options: bench_start(),
+        "open": lambda options: bench_open(options.open_picks),
+        "live": lambda options: bench_live(),
+        "plan": lambda options: bench_plan(),
+    }
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("sections", nargs="*", default=["kernel", "start", "open"])
+    parser.add_argument("sections", nargs="*", default=list(sections))
     parser.add_argument("--picks", type=int, default=10_000_000)
     parser.add_argument("--open-picks", type=int, default=48_000_000)
     options = parser.parse_args()
     for section in options.sections:
-        if section == "kernel":
-            bench_kernel(options.picks)
-        elif section == "start":
-            bench_start()
-        elif section == "open":
-            bench_open(options.open_picks)
-        else:
-            parser.error(f"no section {section}: kernel, start, open")
+        if section not in sections:
+            parser.error(f"no section {section}: {', '.join(sections)}")
+        sections[section](options)
 
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ def finish(model: Any) -> None:
 def decode(model: Any, batch: int) -> Callable[[], int]:
     """A forward pass of one token a sequence, after 64 tokens; tokens computed."""
     cache = DynamicCache(config=model.config)
-    ids = torch.randint(3, 2000, (batch, 64), device=model.device)
+    ids = torch.randint(3, model.config.vocab_size, (batch, 64), device=model.device)
     model(ids, past_key_values=cache, use_cache=True)
 
     def run() -> int:
@@ -100,7 +100,7 @@ def decode(model: Any, batch: int) -> Callable[[], int]:
 
 def prefill(model: Any, tokens: int) -> Callable[[], int]:
     """A forward pass over a text; tokens computed."""
-    text = torch.randint(3, 2000, (1, tokens), device=model.device)
+    text = torch.randint(3, model.config.vocab_size, (1, tokens), device=model.device)
 
     def run() -> int:
         model(text, use_cache=False, logits_to_keep=1)

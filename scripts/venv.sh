@@ -1,35 +1,49 @@
 #!/bin/sh
 # Make .venv beside the Makefile and install simlab into it with the versions of constraints.txt.
-#   venv.sh base   what simlab needs to run
-#   venv.sh dev    that, and what its tests, checks and benchmarks need
-#   venv.sh capture    that, and torch and transformers
-# A stamp holds what the environment was made from, so a second call returns at once.
+#   venv.sh base           what simlab needs to run
+#   venv.sh dev            that, and what its tests, checks and benchmarks need
+#   venv.sh capture        that of base, and torch and transformers
+#   venv.sh dev capture    all
+#   venv.sh light capture  as capture, but 3 is returned when that would download gigabytes
+# A torch (2.6 or newer) that $PYTHON has is used from where it is. Stamps hold what the environment
+# was made from, so a second call returns at once.
 set -eu
 cd "$(dirname "$0")/.."
-want=$1
 python=${PYTHON:-python3}
 
 fail() { echo "simlab: error: $*" >&2; exit 1; }
 
-case $want in
+light=
+[ "$1" != light ] || { light=yes; shift; }
+case $* in
     base) what=. size="210 MB to download, 850 MB on disk" ;;
     dev) what='.[dev]' size="260 MB to download, 1 GB on disk" ;;
-    capture) what='.[dev,capture]' size="500 MB to download where torch has a CPU build for pip, 3 GB where it has only a CUDA one" ;;
-    *) fail "venv.sh takes base, dev or capture, not $want" ;;
+    capture) what='.[capture]' torch=yes ;;
+    "dev capture") what='.[dev,capture]' torch=yes ;;
+    *) fail "venv.sh takes base, dev, capture or dev capture, not $*" ;;
 esac
 command -v "$python" >/dev/null ||
     fail "there is no $python; install Python 3.11 or newer, or say which: make PYTHON=/path/to/python3"
 version=$("$python" -c 'import sys; print(sys.version, sys.base_prefix); sys.exit(sys.version_info < (3, 11))') ||
     fail "$python is Python ${version%% *}, simlab needs 3.11 or newer: make PYTHON=/path/to/python3"
 
+lent= # the folder of a torch that is there already
+[ -z "${torch:-}" ] || lent=$("$python" -c '
+from importlib import metadata, util
+from pathlib import Path
+try:
+    if tuple(map(int, metadata.version("torch").split(".")[:2])) >= (2, 6):
+        print(Path(util.find_spec("torch").origin).parent.parent)
+except metadata.PackageNotFoundError:
+    pass')
+[ -z "$lent" ] || size="250 MB to download, torch is used from $lent"
+
 # the folder is part of the stamp: an environment does not survive being moved
 key=$({ pwd; echo "$version"; cat pyproject.toml constraints.txt; } | cksum)
+stamp() { echo "$key$([ "$1" != capture ] || echo " $lent")"; }
 made_from() { [ -x .venv/bin/python ] && [ "$(cat ".venv/simlab-$1" 2>/dev/null)" = "$2" ]; }
-# what holds more serves for less
-for kind in base dev capture; do
-    [ "$want" != "$kind" ] || wanted=yes
-    [ -z "${wanted:-}" ] || ! made_from "$kind" "$key" || exit 0
-done
+for kind in base "$@"; do made_from "$kind" "$(stamp "$kind")" || missing=yes; done
+[ -n "${missing:-}" ] || exit 0
 
 if ! made_from place "$PWD $version"; then
     "$python" -c 'import venv, ensurepip' 2>/dev/null ||
@@ -42,10 +56,25 @@ if ! made_from place "$PWD $version"; then
     "$python" -m venv .venv
     echo "$PWD $version" >.venv/simlab-place
 fi
+
+pip() { .venv/bin/python -m pip install -q --disable-pip-version-check -c .venv/simlab-constraints "$@"; }
+cp constraints.txt .venv/simlab-constraints
+if [ -n "$lent" ]; then
+    grep -v '^torch==' constraints.txt >.venv/simlab-constraints
+elif [ -n "${torch:-}" ]; then
+    echo "Asking pip how large torch is for this machine" >&2
+    # on some systems it brings the CUDA libraries along
+    size="450 MB to download, 2 GB on disk"
+    if pip --dry-run --report - torch 2>/dev/null | grep -Eq '"name": "(nvidia|cuda)'; then
+        [ -z "$light" ] || { echo "torch is not here, and pip would get one with CUDA: 3 GB" >&2; exit 3; }
+        size="3 GB to download, 7 GB on disk"
+    fi
+fi
 echo "Installing simlab into .venv (once: about $size, one to three minutes)" >&2
-rm -f .venv/simlab-base .venv/simlab-dev .venv/simlab-capture
-install() { .venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt "$@"; }
+for kind in base "$@"; do rm -f ".venv/simlab-$kind"; done
+packages=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+[ -z "${torch:-}" ] || echo "$lent" >"$packages/zz-torch.pth" # empty: no torch from elsewhere
 # the build backend first, held by the same constraints, instead of one in an environment of its own
-{ install hatchling && install --no-build-isolation -e "$what"; } ||
+{ pip hatchling && pip --no-build-isolation -e "$what"; } ||
     fail "the packages could not be installed (see above); check the network and the disk, then try again"
-echo "$key" >".venv/simlab-$want"
+for kind in base "$@"; do stamp "$kind" >".venv/simlab-$kind"; done

@@ -7,6 +7,7 @@ knows these places.
 
 from __future__ import annotations
 
+import os
 import tomllib
 from functools import cache
 from pathlib import Path
@@ -16,6 +17,8 @@ from simlab.errors import SimlabError
 FOLDERS = ("policies", "traces", "experiments")
 
 SAMPLE_TRACE = "qwen3-30b-a3b-ar.parquet"
+#: Captured from the tiny demo model.
+CAPTURED_TRACE = "tiny-demo-model.parquet"
 
 
 def _is_checkout(root: Path) -> bool:
@@ -57,4 +60,20 @@ def default_trace() -> Path:
         raise SimlabError(
             f"the sample trace is missing at {path}; name a trace, or reinstall simlab"
         )
+    return path
+
+
+def find_trace(name: str | None) -> Path:
+    """The file of a trace: a path, the name of a sample (``tiny-demo-model``), or the default.
+
+    Raises:
+        SimlabError: no name is given and the default sample is not there.
+    """
+    if name is None:
+        return default_trace()
+    path = Path(name)
+    if len(path.parts) == 1 and not path.suffix and not os.path.exists(path):
+        sample = root() / "traces" / f"{name}.parquet"
+        if os.path.isfile(sample):
+            return sample
     return path

@@ -14,7 +14,7 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from naive_policies import POLICIES
-from naive_pools import BypassPool, BytePool, Served, SlotPool
+from naive_pools import BypassPool, BytePool, Served, SlotPool, WavePool
 
 Row = tuple[int, int, int, int, list[int]]
 Token = tuple[int, int]  # (request, token)
@@ -202,7 +202,7 @@ def on_cached_path(run: Run, slots: int, tokens: int) -> bool:
     """Whether a step of so many tokens is served by the pool or by the large path."""
     if run.semantics == "bmoe":
         return True
-    if run.semantics == "per-pick":
+    if run.semantics in ("per-pick", "sglang"):
         return slots > 0
     fits = min(tokens * run.shape.k, run.shape.n_expert) <= slots
     return 1 <= tokens <= GATE_TOKENS and fits
@@ -223,8 +223,13 @@ def replay(
     capacity_bytes: int | None = None,
     on_decline: str = "stream",
     seed: int = 0,
+    shares: Mapping[int, float] | None = None,
 ) -> Tally:
-    """Replay a run; ``slots`` per group, or ``capacity_bytes`` for the one pool of ``bmoe``."""
+    """Replay a run; ``slots`` per group, or ``capacity_bytes`` for the one pool of ``bmoe``.
+
+    ``sglang``: slots per layer, in the order of the layers. ``shares``: from a step on, a pool has
+    that share of its slots.
+    """
     shape, tally = run.shape, Tally()
     if run.semantics == "bmoe":
         assert capacity_bytes is not None and shape.expert_bytes is not None
@@ -234,9 +239,10 @@ def replay(
             capacity_bytes,
         )  # fmt: skip
     else:
-        for layers, wanted in zip(shape.groups, slots, strict=True):
+        groups = [[x] for x in shape.layers] if run.semantics == "sglang" else shape.groups
+        for layers, wanted in zip(groups, slots, strict=True):
             n_slots = min(wanted, len(layers) * shape.n_expert)
-            _replay_group(run, tally, policy, layers, n_slots, on_decline, seed)
+            _replay_group(run, tally, policy, layers, n_slots, on_decline, seed, shares=shares)
     tally.total.update(steps=len(run.steps), tokens=sum(len(s.tokens) for s in run.steps))
     for counts in (tally.total, *tally.by_class.values(), *tally.by_layer.values()):
         served = counts["hits"] + counts["demand_uploads"]
@@ -254,8 +260,14 @@ def _replay_group(
     on_decline: str,
     seed: int,
     budget: int | None = None,
+    shares: Mapping[int, float] | None = None,
 ) -> None:
     """Replay the access sets of one group into the tally."""
+    in_step, share = [], 1.0
+    for index in range(len(run.steps)):
+        share = (shares or {}).get(index, share)
+        in_step.append(int(slots * share))
+    slots = max(in_step) if budget is None else slots
     n_expert = run.shape.n_expert
     place = {layer: i for i, layer in enumerate(layers)}
     size = {layer: (run.shape.expert_bytes or {}).get(layer, 0) for layer in layers}
@@ -263,18 +275,27 @@ def _replay_group(
     pool: SlotPool
     if budget is not None:
         pool = BytePool(policy, budget, lambda key: size[layers[key // n_expert]])
-    elif policy_name == "opt-bypass":
-        pool = BypassPool(policy, slots)
-    else:
-        pool = SlotPool(policy, slots)
+    elif run.semantics != "sglang":
+        pool = (BypassPool if policy_name == "opt-bypass" else SlotPool)(policy, slots)
 
     sets = [s for s in run.sets if s.layer in place]
-    cached = [on_cached_path(run, slots, len(step.tokens)) for step in run.steps]
-    coming = next_uses([s for s in sets if cached[s.step]], place, n_expert)[::-1]
+    cached = [
+        on_cached_path(run, n, len(s.tokens)) for s, n in zip(run.steps, in_step, strict=True)
+    ]
+    served_sets = [s for s in sets if cached[s.step]]
+    coming = next_uses(served_sets, place, n_expert)[::-1]
+    if run.semantics == "sglang":
+        lookups = [e for s in served_sets for e in s.experts]
+        never = len(lookups)
+        first = {e: lookups.index(e) if e in lookups else never + e for e in range(n_expert)}
+        begin = in_step[sets[0].step] if sets else slots
+        pool = WavePool(policy, begin, first)
     sets_of: dict[int, list[AccessSet]] = defaultdict(list)
     for s in sets:
         sets_of[s.step].append(s)
     for index, step in enumerate(run.steps):
+        if budget is None and sets_of[index] and in_step[index] != pool.slots:
+            pool.resize(in_step[index])
         if cached[index] and sets_of[index]:  # a step without a row in the group is not seen
             policy.on_step(len(step.tokens))
         for s in sets_of[index]:

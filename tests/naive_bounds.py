@@ -9,15 +9,19 @@ from collections.abc import Sequence
 from itertools import combinations
 
 
-def fewest_misses(sets: Sequence[frozenset[int]], slots: int) -> int:
-    """Forced fill: every miss gets a slot, and a victim is never one of the present set."""
+def fewest_misses(sets: Sequence[frozenset[int]], slots: int | Sequence[int]) -> int:
+    """Forced fill: every miss gets a slot, and a victim is never one of the present set.
+
+    ``slots`` may be a number for each set: the pool shrinks or grows before the set is served.
+    """
     best: dict[frozenset[int], int] = {frozenset(): 0}
-    for members in sets:
+    sizes = [slots] * len(sets) if isinstance(slots, int) else slots
+    for members, size in zip(sets, sizes, strict=True):
         following: dict[frozenset[int], int] = {}
         for cache, misses in best.items():
             cost = misses + len(members - cache)
             others = cache - members
-            leave = max(0, len(cache | members) - slots)
+            leave = max(0, len(cache | members) - size)
             for gone in combinations(sorted(others), leave):
                 kept = (others - set(gone)) | members
                 following[kept] = min(cost, following.get(kept, cost))

@@ -43,7 +43,9 @@ class SlotPool:
                 assert victim in self.slot_of and not (policy.protects and victim in present)
             if not policy.admit(key, victim):
                 continue
-            slot = len(self.slot_of)  # slots fill in index order and are never given back
+            # slots fill in index order
+            taken = set(self.slot_of.values())
+            slot = next(i for i in range(self.slots + 1) if i not in taken)
             if victim != -1:
                 slot = self.slot_of.pop(victim)
                 policy.resident.remove(victim)
@@ -55,6 +57,19 @@ class SlotPool:
         assert len(self.slot_of) <= self.slots
         merged = sum(a[0] + 1 == b[0] and a[1] + 1 == b[1] for a, b in pairwise(fills))
         return Served(set(hits), {expert for expert, _ in fills}, len(fills) - merged)
+
+    def resize(self, slots: int) -> None:
+        """Between two steps: the policy names who leaves, who stays keeps to the first slots."""
+        while len(self.slot_of) > slots:
+            victim = self.policy.victim(-1, set())
+            del self.slot_of[victim]
+            self.policy.resident.remove(victim)
+            self.policy.on_evict(victim)
+        for key in sorted(self.slot_of, key=self.slot_of.__getitem__):
+            if self.slot_of[key] >= slots:
+                free = set(range(slots)) - set(self.slot_of.values())
+                self.slot_of[key] = min(free)
+        self.slots = slots
 
 
 class BypassPool(SlotPool):
@@ -70,6 +85,30 @@ class BypassPool(SlotPool):
         served = super().serve(layer, experts, next_uses)
         assert set(self.slot_of) == set(sorted(union, key=uses.__getitem__)[: self.slots])
         return served
+
+
+class WavePool(SlotPool):
+    """SGLang's table of one layer: full from the start, larger sets served in waves."""
+
+    def __init__(self, policy: Policy, slots: int, next_uses: Mapping[int, int]) -> None:
+        super().__init__(policy, slots)
+        policy.next_use.update(next_uses)
+        for expert in range(min(slots, policy.experts)):
+            self.slot_of[expert] = expert
+            policy.resident.add(expert)
+            policy.on_insert(expert)
+
+    def serve(self, layer: int, experts: list[int], next_uses: Mapping[int, int]) -> Served:
+        assert layer == 0
+        hits = [e for e in experts if e in self.slot_of]
+        line = hits + sorted(set(experts) - set(hits))
+        waves = [line[i : i + self.slots] for i in range(0, len(line), self.slots)]
+        if len(waves) == 1:
+            waves = [experts]  # in first-seen order, as everywhere
+        uploaded: set[int] = set()
+        for wave in waves:
+            uploaded |= super().serve(0, wave, next_uses).uploaded
+        return Served(set(hits), uploaded, len(uploaded))
 
 
 class BytePool(SlotPool):

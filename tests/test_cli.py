@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from importlib import import_module
 from pathlib import Path
 
@@ -170,3 +171,19 @@ def test_a_full_disk_under_stdout_is_one_line(repo: Path) -> None:
     assert done.returncode == 1
     assert "No space left" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="SIGTERM is POSIX")
+def test_sigterm_leaves_nothing_half_written(tmp_path: Path, repo: Path) -> None:
+    command = [sys.executable, "-m", "simlab", "synth", "ar", "--out", "big.parquet"]
+    environment = {**os.environ, "PYTHONPATH": str(repo)}
+    process = subprocess.Popen(
+        [*command, "--requests", "64", "--decode-tokens", "20000"],
+        cwd=tmp_path, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    while process.poll() is None and not any(tmp_path.iterdir()):
+        time.sleep(0.05)
+    process.terminate()
+    _, err = process.communicate()
+    assert (process.returncode, err) == (143, "simlab: interrupted\n")
+    assert list(tmp_path.iterdir()) == []

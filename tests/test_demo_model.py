@@ -10,10 +10,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from simlab.capture import demo
+from simlab.cli import main
 from simlab.errors import SimlabError
+from simlab.resources import find_trace
+from simlab.trace.read import read_trace
+from simlab.trace.schema import DECODE, PREFILL
 
 #: Most bits per byte on the passages that come with simlab; measured: 1.790, 1.800, 1.837.
 BOUNDS = {"prose": 1.9, "code": 1.9, "mixed": 1.95}
@@ -60,6 +65,25 @@ def test_importing_it_does_not_import_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+def test_the_captured_sample_is_what_it_is_said_to_be(repo: Path) -> None:
+    path = find_trace("tiny-demo-model")
+    assert path.stat().st_size <= 1_000_000
+    trace = read_trace(path, cache=False)  # checks the order, the range and the content hash
+    meta = trace.meta
+    assert (meta.model, meta.kind, meta.partial) == (demo.LABEL, "captured", False)
+    assert (meta.n_expert, meta.k, meta.moe_layers) == (128, 8, tuple(range(12)))
+    assert meta.command == "simlab capture --out tiny-demo-model.parquet"
+    assert {"simlab", "torch", "transformers"} <= set(meta.versions)
+    assert meta.tags == {str(i): text.tag for i, text in enumerate(demo.demo_texts())}
+    requests, tokens = np.unique(trace.request[trace.layer == 0], return_counts=True)
+    assert len(requests) >= 12
+    assert tokens.min() >= 64
+    assert 2_000 <= ((trace.phase == DECODE) & (trace.layer == 0)).sum() <= 5_000
+    said = (repo / "traces" / "README.md").read_text()
+    for word in (path.name, demo.LABEL, meta.command, meta.content_hash[:16]):
+        assert word in said
+
+
 @pytest.fixture(scope="module")
 def loaded():
     pytest.importorskip("torch", reason="the demo model needs torch (simlab[capture])")
@@ -95,6 +119,27 @@ def test_greedy_text_is_the_same_each_time(loaded) -> None:
     assert runs[0] == runs[1]
     assert len(runs[0]) == 24
     assert len(set(runs[0])) > 5
+
+
+def test_the_captured_sample_came_from_this_model(loaded) -> None:
+    """Its prompts are routed as the model routes them (rounding may differ on another CPU)."""
+    import torch
+
+    from simlab.capture.hooks import attach
+
+    model, tokenizer = loaded
+    trace = read_trace(find_trace("tiny-demo-model"), cache=False)
+    same = total = 0
+    for i, text in enumerate(demo.demo_texts()):
+        with attach(model) as tap, torch.inference_mode():
+            model(**tokenizer(text.prompt, return_tensors="pt"))
+            picks = tap.take().experts()
+        rows = np.flatnonzero((trace.request == i) & (trace.phase == PREFILL))
+        there = trace.experts[trace.offsets[rows[0]] : trace.offsets[rows[-1] + 1]]
+        there = there.reshape(picks.shape)  # as many tokens
+        same += (np.sort(picks, -1) == np.sort(there, -1)).all(-1).sum()
+        total += len(rows)
+    assert same / total > 0.99
 
 
 @pytest.mark.parametrize("tag", ["prose", "code", "mixed"])
@@ -180,3 +225,27 @@ def test_the_compiled_experts_have_the_right_gradients(
     plain = torch.einsum("nkj,nkjd,nk->nd", hidden, layer.down[ids], weights)
     for ours, theirs in zip(fast, torch.autograd.grad(plain, wanted, direction), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+def test_capture_runs_it_on_lanes_and_one_thread_and_repeats_itself(
+    loaded, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        hashes = []
+        for name in ("a.parquet", "b.parquet"):
+            args = ["--out", str(tmp_path / name), "--max-new-tokens", "4", "--ignore-eos"]
+            assert main(["capture", *args, "--device", "cpu"]) == 0
+            said = " ".join(capsys.readouterr().out.split())
+            assert "tiny demo model, 22 requests, 3,124 prompt and 66 decode tokens" in said
+            meta = read_trace(tmp_path / name, cache=False).meta
+            hashes.append(meta.content_hash)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert hashes[0] == hashes[1]
+    assert any(note.startswith("continuous batching over 8 lanes") for note in meta.notes)
+    assert meta.device.endswith(", 1 thread)")

@@ -90,6 +90,8 @@ def test_the_wheel_replays_away_from_the_checkout(wheel: Path, tmp_path: Path) -
     bin_ = new_environment(tmp_path / "env", wheel)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
+    out = run(bin_ / "simlab", "inspect", "tiny-demo-model", "--json", cwd=elsewhere)
+    assert json.loads(out)["model"] == "tiny demo model"
     row = replay_lru(bin_, elsewhere)
     assert (row["policy"], row["slots_json"], row["synthetic"]) == ("lru", [1834, 1834], True)
     assert row["hits"] > 0
@@ -141,6 +143,17 @@ def test_constraints_pin_every_dependency(repo: Path) -> None:
     assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.]+", pin) for pin in pins)
     pinned = {pin.split("==")[0].lower() for pin in pins}
     assert {re.match(r"[A-Za-z0-9._-]+", w)[0].lower() for w in wanted} <= pinned
+
+
+def test_samples_go_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    sample = resources.folder("traces") / resources.CAPTURED_TRACE
+    assert resources.find_trace(None) == resources.default_trace() != sample
+    assert resources.find_trace("tiny-demo-model") == sample
+    for path in ("tiny-demo-model.parquet", "./sub/tiny-demo-model", "nonesuch", "x\0y", "n" * 300):
+        assert resources.find_trace(path) == Path(path)
+    (tmp_path / "tiny-demo-model").touch()  # a file of that name is meant
+    assert resources.find_trace("tiny-demo-model") == Path("tiny-demo-model")
 
 
 def test_resources_name_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

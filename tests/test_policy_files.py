@@ -83,7 +83,15 @@ def test_own_file_runs_and_equals_the_built_in_twin(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("def init(:\n", r"mine\.py, line 1: invalid syntax"),
-        ("\0", r"mine\.py"),
+        ("\0", r"mine\.py: source code string cannot contain null bytes"),
+        (
+            GOOD.replace(
+                "return State(np.zeros(4 * geometry.keys * 1000, np.int64), ", "return dict(q="
+            ),
+            r"NamedTuple of arrays, not dict",
+        ),
+        (GOOD.replace("def victim", "victim = max\ndef other"), r"lacks the function victim"),
+        (GOOD + "\non_hit = max\n", r"on_hit must be a function of the file"),
         (GOOD.replace("def victim", "def other"), r"lacks the function victim\(state, cache"),
         (GOOD.replace("def init", "def begin"), r"lacks the function init\(geometry, slots"),
         (GOOD.replace("NAME =", "NOTNAME ="), r"lacks NAME"),
@@ -99,10 +107,10 @@ def test_own_file_runs_and_equals_the_built_in_twin(tmp_path: Path) -> None:
         ),
         (GOOD.replace("return chosen", "return -7"), r"key -7, which does not exist"),
         (GOOD.replace("return chosen", "return key"), r"is not resident \(layer [34], expert \d\)"),
-        (GOOD.replace("return chosen", "return 'x'"), r"victim\(\) gives the integer key"),
+        (GOOD.replace("return chosen", "return 'x'"), r"victim\(\) gives a key"),
         (GOOD.replace("return chosen", "return [chosen][0]"), r"line 28\): it allocates memory"),
         (GOOD.replace("return chosen", "return chosen.nothing"), r"line 28\): Unknown attribute"),
-        (GOOD.replace("return chosen", "return chosen * 1.0"), r"victim\(\) gives the integer key"),
+        (GOOD.replace("return chosen", "return chosen * 1.0"), r"victim\(\) gives a key"),
         (GOOD.replace("return chosen", "return np.zeros(3)[0] + chosen"), r"allocate in init"),
         (GOOD.replace("return chosen", "return chosen // state.ends[0] * 0"), r"victim"),
         (GOOD.replace("return chosen", "return chosen % (group.k - 2)"), r"ZeroDivisionError"),

@@ -29,6 +29,7 @@ SEMANTICS = {
     "llama.cpp": tuple(POLICIES),
     "per-pick": tuple(POLICIES),
     "bmoe": tuple(name for name in POLICIES if name != "opt-bypass"),
+    "sglang": tuple(POLICIES),
 }
 ALWAYS_FILLING = tuple(name for name in POLICIES if name not in ("lfu-decay", "opt-bypass"))
 COMPARED = (
@@ -85,9 +86,13 @@ def compare(result: Result, run: Run, tally: Tally) -> None:
     assert result.peak_bytes == (tally.peak_bytes if run.semantics == "bmoe" else None)
 
 
-def sizes_of(case: SmallTrace) -> list[list[int]]:
-    """Slots per group: the least for one token, some, none for a group, all but one, too many."""
-    keys = [len(group) * case.shape.n_expert for group in case.shape.groups]
+def sizes_of(case: SmallTrace, semantics: str = "llama.cpp") -> list[list[int]]:
+    """Slots per pool: the least for one token, some, none for a group, all but one, too many.
+
+    Under ``sglang`` a third of a layer's experts is often fewer than a set: waves.
+    """
+    groups = [[x] for x in case.shape.layers] if semantics == "sglang" else case.shape.groups
+    keys = [len(group) * case.shape.n_expert for group in groups]
     sizes = [
         [case.shape.k for _ in keys],
         [max(1, n // 3) for n in keys],
@@ -123,7 +128,7 @@ def replayed(
     run = prepare(case.rows, case.shape, semantics, concurrency, prefill, ubatch, steps)
     for number, policy in enumerate(policies):
         for size in sizes:
-            slots = sizes_of(case)[(number + size) % N_SIZES]
+            slots = sizes_of(case, semantics)[(number + size) % N_SIZES]
             budget = None
             if semantics == "bmoe":
                 budget, slots = 20 * sum(slots) + 7, []

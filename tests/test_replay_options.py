@@ -12,7 +12,7 @@ import pytest
 
 from simlab.cli import main
 from simlab.errors import UsageError
-from simlab.model.budget import slots_for_budget
+from simlab.model.budget import NothingCached, slots_for_budget
 from simlab.model.layout import ExpertLayout, group_layers
 from simlab.policy.registry import load_policy, policy_names
 from simlab.replay.cell import Cell
@@ -125,7 +125,7 @@ def test_slot_budgets_of_the_articles(shared: Path) -> None:
         layout, mib = layouts[row["model"]], float(row["budget_mib"])
         wanted = [int(n) for n in row["slots_per_group"].split(";")]
         if not any(wanted):
-            with pytest.raises(UsageError, match="caches no group"):
+            with pytest.raises(NothingCached, match="caches no group"):
                 slots_for_budget(layout, mib)
         else:
             assert slots_for_budget(layout, mib)[0] == wanted, row
@@ -215,7 +215,7 @@ def test_results_do_not_depend_on_the_chunk(monkeypatch: pytest.MonkeyPatch, lan
     """lfu-decay counts on_step calls; a chunk must not swallow or repeat one in either group."""
     wanted = replay_cell(two_groups(5), policy="lfu-decay", slots=[3, 4], concurrency=lanes)
     for chunk in (1, 2, 7):
-        monkeypatch.setattr("simlab.replay.run.CHUNK", chunk)
+        monkeypatch.setattr("simlab.replay.pool.CHUNK", chunk)
         found = replay_cell(two_groups(5), policy="lfu-decay", slots=[3, 4], concurrency=lanes)
         assert (found.counters, found.by_layer) == (wanted.counters, wanted.by_layer)
 
@@ -288,16 +288,22 @@ def test_json_out_and_table_agree(
         (["--slots", "10", "--mib", "10"], "not both"),
         (["--mib", "0"], "above 0"),
         (["--mib", "nan"], "above 0"),
-        (["--mib", "x"], "--mib takes numbers"),
-        (["--mib", "0.000001"], "caches no group"),
-        (["--semantics", "sglang"], "must be one of llama.cpp, per-pick, bmoe"),
+        (["--mib", "x"], "--moe-cache-mib takes numbers"),
+        (["--n-cpu-moe", "2"], "need --layout"),
+        (["--layout", "Qwen3-30B-A3B"], "does not fit the layout: it has 4 experts a layer"),
+        (["--layout", "Qwen3-30B"], "did you mean Qwen3-30B-A3B?"),
+        (["--semantics", "vllm"], "must be one of llama.cpp, per-pick, bmoe, sglang"),
         (["--concurrency", "0"], "1 or more"),
         (["--concurrency", "two"], "--concurrency takes numbers"),
         (["--prefill", "maybe"], "--prefill must be one of"),
         (["--schedule", "recorded"], "recorded no steps"),
         (["--on-decline", "disk"], "--on-decline must be one of"),
         (["--param", "half_life"], "NAME=VALUE"),
-        (["--param", "half_life=x"], "takes numbers"),
+        (["--param", "half_life=x"], "takes one number"),
+        (["--param", "half_life=1,2"], "takes one number"),
+        (["--slots", "1,,2"], "slots per group"),
+        (["--mib", "1e300"], "at most"),
+        (["--policy", "\udcff.py"], "not valid UTF-8"),
         (["--param", "half_life=3"], "policy lru has no parameter"),
         (["--ubatch", "0"], "1 or more"),
         (["--seed", "x"], "not a valid integer"),

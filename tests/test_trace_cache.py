@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from trace_cases import assert_same, make, regular
 
 from simlab.cache_folder import cache_folder
 from simlab.trace import decoded, read
+from simlab.trace.hash import content_hash
 from simlab.trace.read import read_trace
 from simlab.trace.schema import Trace
 from simlab.trace.write import write_trace
@@ -41,6 +44,7 @@ def decodes(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 
 def entries(folder: Path) -> list[Path]:
+    decoded.finish()
     return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
@@ -163,6 +167,27 @@ def test_the_folder_is_where_the_user_s_caches_are(
     assert (tmp_path / "named" / "compiled").is_dir()
 
 
+def test_an_entry_holds_what_the_file_holds_whatever_the_caller_does(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "t.parquet"
+    write_trace(regular(), path)
+    begin = threading.Event()
+    save = decoded.save
+
+    def late(*args: Any) -> None:
+        begin.wait()
+        save(*args)
+
+    monkeypatch.setattr(decoded, "save", late)
+    trace = read_trace(path)
+    trace.experts[:] = trace.experts[::-1].copy()
+    begin.set()
+    assert entries(folder) == []
+    assert_same(read_trace(path), regular())
+    assert len(entries(folder)) == 1
+
+
 def test_a_full_disk_leaves_no_entry(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,27 +203,29 @@ def test_a_full_disk_leaves_no_entry(
 
 
 def test_the_least_recently_used_entries_make_room(folder: Path, tmp_path: Path) -> None:
-    trace = regular()
-    with ThreadPoolExecutor(2) as pool:
-        decoded.save("first", trace, pool)
-        size = sum(file.stat().st_size for file in (folder / "first").iterdir())
-        limit = 3 * size + size // 2
-        decoded.save("second", trace, pool, limit=limit)
-        decoded.save("third", trace, pool, limit=limit)
-        for age, name in enumerate(("third", "second", "first")):
-            os.utime(folder / name / "manifest.json", (1000 - age, 1000 - age))
-        assert decoded.load("first") is not None  # used: it is the youngest now
-        abandoned = folder / ".new-killed"
-        abandoned.mkdir()
-        os.utime(abandoned, (1000, 1000))
-        (folder / ".new-at-work").mkdir()
-        decoded.save("fourth", trace, pool, limit=limit)
-        assert [entry.name for entry in entries(folder)] == [
-            ".new-at-work", "first", "fourth", "third",
-        ]  # fmt: skip
-        decoded.save("too large", trace, pool, limit=1000)
-        assert decoded.load("too large") is None
-        assert decoded.load("fourth") is not None
+    plain = regular()
+    decoded.save("first", plain)
+    assert entries(folder) == []  # without a hash nobody can tell what was written
+    trace = replace(plain, meta=plain.meta.with_(content_hash=content_hash(plain)))
+    decoded.save("first", trace)
+    size = sum(file.stat().st_size for file in (folder / "first").iterdir())
+    limit = 3 * size + size // 2
+    decoded.save("second", trace, limit=limit)
+    decoded.save("third", trace, limit=limit)
+    for age, name in enumerate(("third", "second", "first")):
+        os.utime(folder / name / "manifest.json", (1000 - age, 1000 - age))
+    assert decoded.load("first") is not None  # used: it is the youngest now
+    abandoned = folder / ".new-killed"
+    abandoned.mkdir()
+    os.utime(abandoned, (1000, 1000))
+    (folder / ".new-at-work").mkdir()
+    decoded.save("fourth", trace, limit=limit)
+    assert [entry.name for entry in entries(folder)] == [
+        ".new-at-work", "first", "fourth", "third",
+    ]  # fmt: skip
+    decoded.save("too large", trace, limit=1000)
+    assert decoded.load("too large") is None
+    assert decoded.load("fourth") is not None
 
 
 OPEN = """

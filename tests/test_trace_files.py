@@ -224,10 +224,10 @@ def test_a_failed_write_leaves_the_old_file(
             write_trace(regular(seed=2), path)
     assert path.read_bytes() == before
     assert not temporaries(tmp_path)
-    with pytest.raises(TraceError, match="there is no folder"):
+    with pytest.raises(UsageError, match="does not exist"):
         write_trace(regular(), tmp_path / "absent" / "t.parquet")
     (tmp_path / "folder").mkdir()
-    with pytest.raises(TraceError, match=f"cannot write {tmp_path / 'folder'}: "):
+    with pytest.raises(UsageError, match=f"{tmp_path / 'folder'} is a folder"):
         write_trace(regular(), tmp_path / "folder")
     assert not temporaries(tmp_path)
 

@@ -18,7 +18,7 @@ import pytest
 from trace_cases import assert_same, random_trace, regular
 
 from simlab.cli import main
-from simlab.errors import TraceError
+from simlab.errors import TraceError, UsageError
 from simlab.trace import arrow, write
 from simlab.trace.arrow import Rows, batches_of, join_rows, slice_rows, take_rows
 from simlab.trace.read import read_trace
@@ -152,7 +152,7 @@ def test_nothing_written_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), writer_of(regular(), tmp_path / "t.parquet"):
         raise ZeroDivisionError
     assert not list(tmp_path.iterdir())
-    with pytest.raises(TraceError, match=r"cannot write .*there is no folder"):
+    with pytest.raises(UsageError, match=r"folder .*absent does not exist"):
         writer_of(regular(), tmp_path / "absent" / "t.parquet")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 DEMO = "demo"
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
+#: Lanes that the demo model decodes on unless told otherwise.
+DEMO_LANES = 8
 #: The demo model repeats itself when it is greedy; these keep it going.
 _DEMO_SAMPLING = Sampling(temperature=0.8, top_p=0.95)
 
@@ -33,6 +35,9 @@ class Loaded:
         sampling: what the model's own settings say about choosing tokens.
         eos: ids that end a request.
         context: most tokens of a request, or None when the model does not say.
+        threads: CPU threads to run it on, or None for as many as torch takes. The demo model gets
+            one: its products are too small to share, threads that wait for each other cost it much
+            on a busy machine, and so its text does not depend on the number of cores.
     """
 
     model: torch.nn.Module
@@ -42,6 +47,7 @@ class Loaded:
     sampling: Sampling
     eos: tuple[int, ...]
     context: int | None
+    threads: int | None = None
 
     @property
     def dtype(self) -> str:
@@ -57,7 +63,8 @@ class Loaded:
 
         if self.device == "cuda":
             return f"cuda ({torch.cuda.get_device_name()})"
-        return f"cpu ({platform.machine()}, {torch.get_num_threads()} threads)"
+        threads = self.threads or torch.get_num_threads()
+        return f"cpu ({platform.machine()}, {threads} thread{'s' if threads > 1 else ''})"
 
 
 def pick_device(device: str) -> str:
@@ -118,7 +125,8 @@ def load(
     try:
         if name == DEMO:
             model, tokenizer = load_demo_model(where, "float32" if dtype == "auto" else dtype)
-            return _loaded(model, tokenizer, LABEL, where, _DEMO_SAMPLING)
+            loaded = _loaded(model, tokenizer, LABEL, where, _DEMO_SAMPLING)
+            return replace(loaded, threads=1)
         model, tokenizer = _from_files(name, dtype, download, hook)
         return _loaded(model.eval().to(where), tokenizer, name, where, None)
     except Exception as exc:

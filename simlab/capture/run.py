@@ -118,7 +118,7 @@ def capture(
     ids = tokenize(prompts, loaded.tokenizer, limit=max_prompt_tokens, answer=not forced)
     new = 0 if forced else settings.max_new_tokens - 1
     check_context(loaded, prompts, ids, new)
-    with attach(loaded.model, hook=hook, weights=weights) as tap:
+    with _threads(loaded.threads), attach(loaded.model, hook=hook, weights=weights) as tap:
         learn_k(loaded, tap)
         key = key_of(f"{loaded.name} {hook or ''}", f"{loaded.dtype} {weights}", settings, ids)
         left = find_left(path, key, [len(i) for i in ids], settings) if resume else None
@@ -317,6 +317,19 @@ def _kept_on_failure(writer: TraceWriter, loaded: Loaded, settings: Settings) ->
         raise SimlabError(
             f"{loaded.name} failed with {type(exc).__name__}: {reason}{kept}"
         ) from exc
+
+
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    """So many threads for torch; None leaves them as they are."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager

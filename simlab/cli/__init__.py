@@ -34,6 +34,16 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "live",
         "Run TRACE through a cache with real uploads, and set it beside its simulation",
     ),
+    "plan": ("plan", "Tell how many slots a cache budget buys, and the smallest that starts"),
+    "check-log": (
+        "check_log",
+        "Set what llama.cpp logged of its expert cache beside what simlab computes",
+    ),
+    "advise": (
+        "advise",
+        "Find the placement of MODEL's experts that is predicted to decode fastest",
+    ),
+    "calibrate": ("calibrate", "Fit the time model to measured speeds at known hit rates"),
     "report": ("report", "Draw results as one self-contained HTML page"),
     "policies": ("policies", "List the policies that come with simlab, or show one"),
 }
@@ -101,6 +111,9 @@ def main(args: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if args is None else args)
     record(arguments)
     try:
+        for argument in arguments:
+            if not argument.isprintable() and "\\udc" in ascii(argument):
+                raise click.UsageError(f"{argument!r} is not valid UTF-8; rename the file")
         # in this mode click returns the code of ctx.exit(), and else what the command returned
         code = cli.main(arguments or ["--help"], prog_name="simlab", standalone_mode=False)
         if sys.stdout is not None:

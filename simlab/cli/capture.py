@@ -33,10 +33,10 @@ import click
 )
 @click.option(
     "--concurrency",
-    default=1,
-    show_default=True,
+    type=int,
     metavar="C",
-    help="Continuous batching: so many lanes, each takes the next prompt when its own has ended.",
+    help="Continuous batching: so many lanes, each takes the next prompt when its own has ended."
+    "  [default: 1; of the demo model 8]",
 )
 @click.option(
     "--prefill-chunk", default=512, show_default=True, metavar="N", help="Prompt tokens a step."
@@ -68,14 +68,15 @@ import click
 def command(**o: Any) -> None:
     """Run a model over prompts and write what its routers picked.
 
-    Without arguments the tiny demo model continues embedded texts. Ctrl-C ends a capture early with
-    a valid trace, marked partial; --resume goes on with it, or with one that was killed.
+    Without arguments the tiny demo model continues embedded texts: a minute or so. Ctrl-C ends a
+    capture early with a valid trace, marked partial; --resume goes on with it, or with one that was
+    killed.
     """
     import json
     from dataclasses import replace
 
     from simlab.capture.engine import Settings
-    from simlab.capture.load import load
+    from simlab.capture.load import DEMO, DEMO_LANES, load
     from simlab.capture.prompts import demo_prompts, read_prompts
     from simlab.capture.resume import check_target
     from simlab.capture.run import capture
@@ -83,6 +84,9 @@ def command(**o: Any) -> None:
     from simlab.cli.progress import token_bar
     from simlab.trace.schema import DECODE, PREFILL
 
+    if o["concurrency"] is None:
+        together = o["model"] == DEMO and o["batch"] == 1 and not o["teacher_forced"]
+        o["concurrency"] = DEMO_LANES if together else 1
     names = ("max_new_tokens", "batch", "concurrency", "prefill_chunk", "teacher_forced", "seed")
     settings = Settings(
         **{name: o[name] for name in names},

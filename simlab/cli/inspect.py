@@ -12,17 +12,18 @@ import click
 def command(trace: str | None, n_expert: int | None, as_json: bool) -> None:
     """Show what is in a trace: shape, reuse, popular experts, cycle.
 
-    Without TRACE the sample that ships with simlab is shown; it is synthetic. "Signs of bad data"
-    are for dumps of other tools: padding, warm-up batches, prompts of one template.
+    Without TRACE the sample that ships with simlab is shown; it is synthetic. The other sample,
+    tiny-demo-model, goes by its name. "Signs of bad data" are for dumps of other tools: padding,
+    warm-up batches, prompts of one template.
     """
     import json
     import textwrap
 
     from simlab.analysis.inspect import describe, inspect_trace
-    from simlab.resources import default_trace
+    from simlab.resources import find_trace
     from simlab.trace.read import read_trace
 
-    path = default_trace() if trace is None else trace
+    path = find_trace(trace)
     found = inspect_trace(read_trace(path, n_expert=n_expert))
     if as_json:
         click.echo(json.dumps({"trace": str(path), **found.to_dict()}, indent=2))

@@ -109,24 +109,23 @@ def command(
     import os
 
     from simlab.cli.invocation import command_line
-    from simlab.cli.options import numbers, parameters
+    from simlab.cli.options import load_policies, numbers, parameters
     from simlab.cli.progress import bar
     from simlab.cost.link import read_profile
     from simlab.live.cells import LiveCell, Options, live_cells
     from simlab.live.device import open_device
     from simlab.live.probe import quick_probe
     from simlab.live.table import cells_lines, name
-    from simlab.policy.registry import load_policy
     from simlab.replay.grid import cells_for
     from simlab.replay.run import Replayer
     from simlab.replay.sizes import parse_sizes
-    from simlab.resources import default_trace
+    from simlab.resources import find_trace
     from simlab.result.store import check_target, write_results
     from simlab.trace.read import read_trace
 
     if slots is not None and mib is not None:
         raise UsageError("give --slots or --mib, not both")
-    chosen = [load_policy(part.strip()) for part in policies.split(",")]
+    chosen = load_policies([policies])
     sizes = [] if mib is not None else parse_sizes("25%" if slots is None else slots)
     budgets = [] if mib is None else numbers(mib, float, "--mib")
     lanes = numbers(concurrency, int, "--concurrency")
@@ -134,7 +133,7 @@ def command(
         check_target(out)
     profile = None if link is None else read_profile(link)
     options = Options(bank_fraction, compute, seconds, warm_up, repeat, not no_baselines)
-    path = str(default_trace() if trace is None else trace)
+    path = str(find_trace(trace))
     with open_device(device_name) as device:
         replayer = Replayer(
             read_trace(path, n_expert=n_expert),

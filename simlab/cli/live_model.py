@@ -90,19 +90,18 @@ def run(o: dict[str, Any]) -> int:
     from simlab.capture.load import load
     from simlab.capture.prompts import demo_prompts, read_prompts
     from simlab.cli.invocation import command_line
-    from simlab.cli.options import numbers, parameters
+    from simlab.cli.options import load_policies, numbers, parameters
     from simlab.cli.progress import token_bar
     from simlab.live.device import open_device
     from simlab.live.model_loop import ModelCell, Options, run_model
-    from simlab.policy.registry import load_policy
     from simlab.replay.sizes import parse_sizes
     from simlab.result.store import check_target, write_results
 
     cells = [
-        ModelCell(load_policy(name.strip()), size, level, parameters(o["params"]))
+        ModelCell(policy, size, level, parameters(o["params"]))
         for level in numbers(o["concurrency"], int, "--concurrency")
         for size in parse_sizes("25%" if o["slots"] is None else o["slots"])
-        for name in o["policies"].split(",")
+        for policy in load_policies([o["policies"]])
     ]
     settings = Settings(
         max_new_tokens=o["max_new_tokens"],

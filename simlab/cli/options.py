@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from simlab.errors import UsageError
+
+if TYPE_CHECKING:
+    from simlab.policy.loader import Policy
 
 
 def numbers(text: str, kind: type, what: str) -> list[Any]:
@@ -31,5 +35,25 @@ def parameters(texts: Sequence[str]) -> dict[str, float]:
         name, equals, value = text.partition("=")
         if not equals:
             raise UsageError(f"--param takes NAME=VALUE, not {text!r}")
-        given[name] = numbers(value, float, f"--param {name}")[0]
+        try:
+            given[name] = float(value)
+        except ValueError:
+            raise UsageError(f"--param {name} takes one number, not {value!r}") from None
     return given
+
+
+def load_policies(texts: Sequence[str]) -> list[Policy]:
+    """Policies by name or file, several of them separated by commas, or ``all``; none twice.
+
+    Raises:
+        UsageError: no such policy. PolicyError: a file is unusable.
+    """
+    from simlab.policy.registry import load_policy, policy_names
+
+    names: list[str] = []
+    for text in texts:
+        if text == "all":
+            names += policy_names()
+        else:  # a file's name may hold a comma
+            names += [text] if os.path.isfile(text) else [p.strip() for p in text.split(",")]
+    return [load_policy(name) for name in dict.fromkeys(names)]

@@ -4,71 +4,24 @@ from __future__ import annotations
 
 import click
 
+from simlab.cli.replay_options import replay_options
 from simlab.errors import UsageError
 
 
 @click.command("replay")
 @click.argument("trace", required=False)
-@click.option(
-    "--policy",
-    "policies",
-    default="lru",
-    show_default=True,
-    metavar="NAME|FILE,...",
-    help="Policies by name or file, or 'all' (see: simlab policies list).",
-)
-@click.option(
-    "--param", "params", multiple=True, metavar="NAME=VALUE", help="A policy's parameter."
-)
-@click.option(
-    "--slots",
-    metavar="N|P%,...",
-    help="Slots per group, or a share of a group's experts.  [default: 10%,25%,50%]",
-)
-@click.option("--mib", metavar="N,...", help="Budget as for --moe-cache-mib, in place of --slots.")
-@click.option(
-    "--concurrency",
-    default="1",
-    show_default=True,
-    metavar="C,...",
-    help="Streams decoded together.",
-)
-@click.option(
-    "--semantics",
-    default="llama.cpp",
-    show_default=True,
-    help="Which engine's rules: llama.cpp, per-pick or bmoe.",
-)
-@click.option(
-    "--on-decline",
-    default="stream",
-    show_default=True,
-    help="Who serves a miss the policy declines: stream (copied once) or cpu.",
-)
-@click.option(
-    "--prefill",
-    default="engine",
-    show_default=True,
-    help="engine: prompts are computed; skip: their rows are left out.",
-)
-@click.option(
-    "--schedule",
-    default="lanes",
-    show_default=True,
-    help="lanes, or recorded: the steps that the trace recorded.",
-)
-@click.option("--ubatch", default=512, show_default=True, help="Most tokens of a prefill step.")
-@click.option("--seed", default=0, show_default=True, help="For policies that draw random numbers.")
-@click.option("--n-expert", type=int, help="Experts of a layer, for a file that does not say it.")
-@click.option("--jobs", type=click.IntRange(1), help="Cells replayed at a time.  [default: cores]")
-@click.option("--json", "as_json", is_flag=True, help="Print the result rows as a JSON list.")
-@click.option("--out", metavar="FILE", help="Write the result rows to a .json or .parquet file.")
+@replay_options
 def command(
     trace: str | None,
-    policies: str,
+    policies: tuple[str, ...],
     params: tuple[str, ...],
     slots: str | None,
     mib: str | None,
+    layout: str | None,
+    dtype: str | None,
+    n_cpu_moe: int | None,
+    host_layers: str | None,
+    tensor_split: str | None,
     concurrency: str,
     semantics: str,
     on_decline: str,
@@ -76,6 +29,10 @@ def command(
     schedule: str,
     ubatch: int,
     seed: int,
+    capacity: str | None,
+    baselines: str | None,
+    pin: int,
+    pin_from: str | None,
     n_expert: int | None,
     jobs: int | None,
     as_json: bool,
@@ -83,36 +40,56 @@ def command(
 ) -> None:
     """Replay TRACE through a cache and print hits, misses and bytes moved.
 
-    Without TRACE the sample that ships with simlab is replayed; it is synthetic.
+    Without TRACE the sample that ships with simlab is replayed; it is synthetic. The other sample,
+    tiny-demo-model, goes by its name.
     """
     import json
     import os
 
     from simlab.cli.invocation import command_line
-    from simlab.cli.options import numbers, parameters
+    from simlab.cli.options import load_policies, numbers, parameters
     from simlab.cli.progress import bar
     from simlab.cli.result_table import print_results
-    from simlab.policy.registry import load_policy, policy_names
+    from simlab.model.placement import place
+    from simlab.replay.baselines import baseline_results, parse_baselines
+    from simlab.replay.capacity import read_capacity
     from simlab.replay.grid import cells_for, replay_grid
     from simlab.replay.run import Replayer
     from simlab.replay.sizes import parse_sizes
-    from simlab.resources import default_trace
+    from simlab.resources import find_trace
     from simlab.result.store import check_target, write_results
     from simlab.trace.read import read_trace
 
     if slots is not None and mib is not None:
-        raise UsageError("give --slots or --mib, not both")
-    names = policy_names() if policies == "all" else [p.strip() for p in policies.split(",")]
-    chosen = [load_policy(name) for name in names]
+        raise UsageError("give --slots or --moe-cache-mib, not both")
+    if layout is None and any((dtype, n_cpu_moe, host_layers, tensor_split)):
+        raise UsageError("--dtype, --n-cpu-moe, --host-layers and --tensor-split need --layout")
+    if pin_from is not None and not pin:
+        raise UsageError("--pin-from needs --pin")
+    chosen = load_policies(policies)
     given = parameters(params)
     sizes = [] if mib is not None else parse_sizes("10%,25%,50%" if slots is None else slots)
-    budgets = [] if mib is None else numbers(mib, float, "--mib")
+    budgets = [] if mib is None else numbers(mib, float, "--moe-cache-mib")
     lanes = numbers(concurrency, int, "--concurrency")
     if out is not None:
         check_target(out)
-    path = str(default_trace() if trace is None else trace)
+    path = str(find_trace(trace))
+    placement = None
+    if layout is not None:
+        placement = place(
+            layout,
+            dtype=dtype,
+            host_layers=host_layers,
+            n_cpu_moe=n_cpu_moe,
+            tensor_split=tensor_split,
+        )
     replayer = Replayer(
         read_trace(path, n_expert=n_expert),
+        layout=placement.layout if placement else None,
+        layout_name=placement.shape.name if placement else "",
+        pin=pin,
+        capacity=None if capacity is None else read_capacity(capacity),
+        pin_from=None if pin_from is None else read_trace(pin_from, n_expert=n_expert),
         semantics=semantics,
         prefill=prefill,
         schedule=schedule,
@@ -122,12 +99,22 @@ def command(
         trace_name=os.path.basename(path),
         command=command_line(),
     )
-    cells = cells_for(replayer, chosen, sizes=sizes, mib=budgets, concurrency=lanes, params=given)
+    cells = cells_for(
+        replayer,
+        chosen,
+        sizes=sizes,
+        mib=budgets,
+        split=placement.split if placement else None,
+        concurrency=lanes,
+        params=given,
+    )
+    others = [] if baselines is None else parse_baselines(baselines)
     total = sum(len(replayer.access(cell.concurrency).set_step) for cell in cells)
     with bar("Replaying", total * len(replayer.pools)) as advance:
         results = list(
             replay_grid(replayer, cells, jobs=jobs or os.cpu_count() or 1, progress=advance)
         )
+    results += baseline_results(replayer, others, cells)
     if out is not None:
         write_results(results, out)
     if as_json:

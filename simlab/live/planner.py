@@ -71,7 +71,7 @@ class GroupPlanner:
         self.fills = np.zeros((n_expert, 3), np.int32)
         self.runs = np.zeros((n_expert, 3), np.int32)
         self.counts = np.zeros(3, np.int64)
-        self._plan = compile_plan_layer(policy)
+        self._plan, self._protect = compile_plan_layer(policy), policy.protects_present
         self._before = (self.state, self.cache, self.group)
         self._after = (
             np.zeros(n_expert + 1, np.int64),
@@ -101,7 +101,7 @@ class GroupPlanner:
                 tokens,
                 self._begins,
                 self.gate_tokens,
-                self.policy.protects_present,
+                self._protect,
                 picks,
                 *self._after,
             )
@@ -127,7 +127,8 @@ class GroupPlanner:
     def _broke(self, code: int) -> SimlabError:
         bad = int(self.fills[0, 0])
         if code == kernel.NO_SUCH_EXPERT:
-            return SimlabError(f"a router picked expert {bad} of {self.group.experts}")
+            pick = int(self.counts[0])
+            return SimlabError(f"a router picked expert {pick} of {self.group.experts}")
         why = "is not resident" if code == kernel.NOT_RESIDENT else "belongs to the present set"
         return PolicyError(
             f"policy {self.policy.name} ({self.policy.path}) named a victim that {why} (key {bad})"

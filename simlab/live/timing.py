@@ -45,13 +45,13 @@ def figures(
 ) -> dict[str, Any]:
     """The timing of a cell that was run once or more.
 
-    Times per token are means over ``steps``, of which the median over the runs is given; quantiles
-    of the step times are over all steps of all runs. Efficiency is the rate of the uploads over
-    the probe's peak.
+    Times per token are means over ``steps``, of which the median over the runs is given. Quantiles
+    of the step times, and planning per layer, a median too, are over all steps of all runs.
+    Efficiency is the rate of the uploads over the probe's peak.
     """
     work = work_of_steps(runs[0], access, steps)
     tokens = max(1, work.tokens)
-    sets = int(np.isin(access.set_step, steps).sum())
+    sets = np.bincount(access.set_step, minlength=len(access.step_tokens))[steps]
 
     def mean(name: str) -> float:
         return float(np.median([getattr(run, name)[steps].sum() / tokens for run in runs]))
@@ -70,7 +70,7 @@ def figures(
         "step_ms": {"p10": low, "median": mid, "p90": high},
         "upload_ms_per_token": upload,
         "ids_ms_per_token": mean("ids_ms"),
-        "plan_us_per_layer": 1e3 * mean("plan_ms") * tokens / max(1, sets),
+        "plan_us_per_layer": float(np.median([1e3 * run.plan_ms[steps] / sets for run in runs])),
         "issue_ms_per_token": mean("issue_ms"),
         "bytes_per_token": work.n_bytes / tokens,
         "copies_per_token": work.copies / tokens,

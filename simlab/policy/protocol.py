@@ -35,6 +35,8 @@ on_evict, on_insert. A ``victim`` next to an ``admit`` must not change state: th
 declined.
 Under the ``bmoe`` semantics insertion comes first: on_hit or on_miss + on_insert for every member
 in the order of their last picks, then victim (with key = -1) and on_evict until the pool fits.
+Under the ``sglang`` semantics a policy serves one layer, its first experts are inserted before the
+first step, and an access set larger than the pool comes in waves, each a set of its own.
 """
 
 from __future__ import annotations

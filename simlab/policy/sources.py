@@ -29,7 +29,8 @@ def parse(path: Path) -> tuple[bytes, ast.Module]:
     except OSError as exc:
         raise PolicyError(f"cannot read policy file {path}: {exc.strerror}") from None
     except SyntaxError as exc:
-        raise PolicyError(f"{path}, line {exc.lineno}: {exc.msg}") from None
+        line = "" if exc.lineno is None else f", line {exc.lineno}"
+        raise PolicyError(f"{path}{line}: {exc.msg}") from None
     except ValueError as exc:
         raise PolicyError(f"{path} is not a Python file: {exc}") from None
 

@@ -30,28 +30,33 @@ from simlab.errors import PolicyError
 from simlab.policy import protocol
 from simlab.policy.loader import Policy
 from simlab.policy.protocol import HOOKS, Group, new_cache
-from simlab.replay import default_hooks, kernel
+from simlab.replay import default_hooks, kernel, kernel_bytes, kernel_layer
 from simlab.whole_file import write_atomically
 
 _MARK = "# simlab: hooks"
+_APPENDED = "# simlab: appended"
+#: The files whose texts, one behind the other, make each generated module.
+_PARTS = (kernel, kernel_bytes, kernel_layer)
 
 
 @dataclass(frozen=True)
 class CompiledPolicy:
-    """A policy with its kernel: ``replay``, ``replay_batches`` and ``plan_layer`` of kernel.py."""
+    """A policy with its kernel: the entry points of kernel.py."""
 
     policy: Policy
     replay: Callable[..., int]
     replay_batches: Callable[..., int]
     plan_layer: Callable[..., int]
+    resize: Callable[..., int]
 
 
 @functools.cache
 def _kernel_text() -> tuple[str, str]:
     """The kernel's text before and after the import of its hooks."""
-    text = Path(str(kernel.__file__)).read_text(encoding="utf-8")
+    text, *more = (Path(str(part.__file__)).read_text(encoding="utf-8") for part in _PARTS)
     before, rest = text.split("from simlab.replay.default_hooks import (  " + _MARK, 1)
-    return before, rest.split(")", 1)[1]
+    appended = (part.split(_APPENDED, 1)[1] for part in more)
+    return before, rest.split(")", 1)[1] + "".join(appended)
 
 
 def _source_of(policy: Policy) -> str:
@@ -71,7 +76,7 @@ def _source_of(policy: Policy) -> str:
 
 def _key(policy: Policy) -> str:
     digest = hashlib.sha256()
-    for part in (kernel, default_hooks, protocol):
+    for part in (*_PARTS, default_hooks, protocol):
         digest.update(Path(str(part.__file__)).read_bytes())
     versions = (sys.version, numba.__version__, llvmlite.__version__, np.__version__)
     digest.update(repr((policy.module_name, versions)).encode())
@@ -79,7 +84,7 @@ def _key(policy: Policy) -> str:
 
 
 #: The functions of kernel.py that Python calls, in the order of CompiledPolicy's fields.
-_ENTRIES = ("replay", "replay_batches", "plan_layer")
+_ENTRIES = ("replay", "replay_batches", "plan_layer", "resize")
 #: What this process has ready: (key, entry point) -> kernel. The entry points share a module.
 _warm: dict[tuple[str, str], CompiledPolicy] = {}
 
@@ -201,7 +206,8 @@ def _prepare(compiled: CompiledPolicy, entry: str) -> None:
     results = (uint8, int64, fills)
     arguments: tuple[Any, ...]
     if entry == "replay":
-        arguments = (*sets, int32, kernel.WHOLE_SET, 32, True, *results)
+        waves = (uint16, int32, uint8)
+        arguments = (*sets, int32, kernel.WHOLE_SET, 32, True, *results, *waves)
     elif entry == "replay_batches":
         arguments = (*sets, int64, int64, True, *results)
     else:
@@ -221,7 +227,7 @@ def _explain(policy: Policy, exc: Exception) -> str:
     if "NRT required" in text or "Only accept returning of array" in text:
         gist = "it allocates memory; allocate in init() and change arrays in place"
     elif not own:
-        gist = "a wrong type is returned: victim() gives the integer key, admit() True or False"
+        gist = "a wrong type is returned, or none: victim() gives a key, admit() True or False"
     else:
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         gist = next((line for line in lines if not line.startswith("Failed in")), "unknown")

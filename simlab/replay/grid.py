@@ -17,6 +17,8 @@ from simlab.replay.run import Replayer
 from simlab.replay.sizes import Size
 from simlab.result.schema import Result
 
+_MOST_MIB = 2.0**40
+
 
 def cells_for(
     replayer: Replayer,
@@ -24,6 +26,7 @@ def cells_for(
     *,
     sizes: Sequence[Size] = (),
     mib: Sequence[float] = (),
+    split: Sequence[float] | None = None,
     concurrency: Sequence[int] = (1,),
     params: dict[str, float] | None = None,
 ) -> list[Cell]:
@@ -32,16 +35,18 @@ def cells_for(
     Args:
         sizes: slots per group, or shares of a group's keys (``bmoe``: of all bytes).
         mib: budgets, as llama.cpp's --moe-cache-mib (``bmoe``: of the one pool).
+        split: share of each device of the layout, for the budgets.
         params: parameter values, given to every policy that has them.
 
     Raises:
-        UsageError: a size is impossible, or a parameter is known to no policy.
+        UsageError: a size is impossible, or a parameter is known to no policy. SimlabError: a
+            budget caches no group.
     """
     given = params or {}
     for name in given:
         if not any(name in policy.params for policy in policies):
             policies[0].values({name: given[name]})  # raises, naming what there is
-    pools = [_pool(replayer, size) for size in sizes] + [_budget(replayer, m) for m in mib]
+    pools = [_pool(replayer, size) for size in sizes] + [_budget(replayer, m, split) for m in mib]
     cells = []
     for lanes in concurrency:
         for policy in policies:
@@ -59,7 +64,7 @@ def _pool(replayer: Replayer, size: Size) -> _Pool:
     if replayer.semantics == "bmoe":
         if size.share is None:
             raise UsageError(
-                "bmoe's pool is measured in bytes: give --mib, or --slots as a share (25%)"
+                "bmoe's pool is in bytes: give --moe-cache-mib, or --slots as a share (25%)"
             )
         assert replayer.layer_bytes is not None
         total = sum(replayer.layer_bytes) * replayer.layout.n_expert
@@ -68,12 +73,14 @@ def _pool(replayer: Replayer, size: Size) -> _Pool:
     return tuple(slots), None, tuple(notes)
 
 
-def _budget(replayer: Replayer, mib: float) -> _Pool:
-    if not 0 < mib < 2**40:
-        raise UsageError(f"--mib must be above 0, not {mib:g}")
+def _budget(replayer: Replayer, mib: float, split: Sequence[float] | None) -> _Pool:
+    if not 0 < mib <= _MOST_MIB:
+        raise UsageError(f"--moe-cache-mib must be above 0 and at most {_MOST_MIB:g}, not {mib:g}")
     if replayer.semantics == "bmoe":
         return (), int(mib * MIB), ()
-    slots, notes = slots_for_budget(replayer.layout, mib)
+    if replayer.semantics == "sglang":
+        raise UsageError("SGLang's pools are counted in experts a layer: give --slots")
+    slots, notes = slots_for_budget(replayer.layout, mib, split)
     return tuple(slots), None, tuple(notes)
 
 

@@ -1,8 +1,9 @@
 """The generic kernel: the same loops for every policy, compiled once per policy by ``compile.py``.
 
-The text of this file is the text of each generated module; only the line that imports the hooks
-differs, so that numba compiles the policy's own functions into these loops. Keep it free of
-closures and of Python objects: arrays, numbers and NamedTuples of both are all it may touch.
+The text of this file, and those of kernel_bytes.py and kernel_layer.py behind it, is the text of
+each generated module; only the line that imports the hooks differs, so that numba compiles the
+policy's own functions into these loops. Keep it free of closures and of Python objects: arrays,
+numbers and NamedTuples of both are all it may touch.
 
 Source of the order of events: ``moe_cache_lru::plan`` in llama.cpp's src/llama-moe-cache.cpp.
 """
@@ -37,9 +38,10 @@ NOT_RESIDENT = -1
 IN_PRESENT_SET = -2
 NO_SUCH_EXPERT = -3  # plan_layer only: a pick outside the layer
 
-# What an access set is to `replay`: served whole, or pick by pick.
+# What an access set is to `replay`: served whole, pick by pick, or in waves that fit the pool.
 WHOLE_SET = 0
 PER_PICK = 1
+WAVES = 2
 
 
 @kernel_jit
@@ -169,7 +171,7 @@ def _plan_set(
 
 
 @kernel_jit
-def _plan_batch(
+def _plan_waves(
     state: Any,
     cache: Any,
     group: Any,
@@ -178,74 +180,114 @@ def _plan_batch(
     outcome: Any,
     fills: Any,
     protect: bool,
-    layer_bytes: Any,
-    pool: Any,
+    line: Any,
+    place: Any,
+    line_outcome: Any,
 ) -> Any:
-    """Serve one batch under the ``bmoe`` semantics: insert every miss, then evict to the budget.
+    """Serve one access set under the ``sglang`` semantics: in waves of at most the pool's slots.
+
+    Resident members come first, in first-seen order, then the missing ones in ascending expert id;
+    this order is cut into waves, and each wave is served as an access set of its own.
 
     Args:
-        experts: integer [n], distinct experts in the order of their last picks.
-        layer_bytes: int64 [layers of the group], bytes of one expert.
-        pool: int64 [3]: budget in bytes, bytes used, peak of bytes used (the last two updated).
-        The others as in _plan_set; fills hold no victim.
+        line, place, line_outcome: uint16, int32 and uint8 [>= n], scratch.
+        The others as in _plan_set; fills hold those of the last wave.
 
     Returns:
-        As _plan_set.
+        The number of fills of all waves, or an error as _plan_set does.
     """
-    base = layer * group.experts
     n = experts.shape[0]
-    now = cache.now[0] + 1
-    cache.now[0] = now
+    if n <= group.slots:
+        return _plan_set(state, cache, group, layer, experts, outcome, fills, protect)
+    base = layer * group.experts
+    first_missing = 0
     for i in range(n):
-        cache.stamp[np.uint32(base + experts[i])] = now
-    on_set(state, cache, group, layer, experts)
+        if cache.slot_of[np.uint32(base + experts[i])] >= 0:
+            line[first_missing] = experts[i]
+            place[first_missing] = i
+            first_missing += 1
+    end = first_missing
+    for i in range(n):
+        expert = experts[i]
+        if cache.slot_of[np.uint32(base + expert)] < 0:
+            j = end
+            while j > first_missing and line[j - 1] > expert:
+                line[j] = line[j - 1]
+                place[j] = place[j - 1]
+                j -= 1
+            line[j] = expert
+            place[j] = i
+            end += 1
     n_fill = 0
-    for i in range(n):
-        key = np.uint32(base + experts[i])
-        if cache.slot_of[key] >= 0:
-            outcome[i] = HIT
-            on_hit(state, cache, group, key)
-            continue
-        on_miss(state, cache, group, key)
-        if not admit(state, cache, group, key, -1):
-            outcome[i] = DECLINED
-            continue
+    for begin in range(0, n, group.slots):
+        until = min(begin + group.slots, n)
+        code = _plan_set(
+            state, cache, group, layer, line[begin:until], line_outcome[begin:until], fills, protect
+        )
+        if code < 0:
+            return code
+        n_fill += code
+    for j in range(n):
+        outcome[place[j]] = line_outcome[j]
+    return n_fill
+
+
+@kernel_jit
+def _fill_at_start(state: Any, cache: Any, group: Any) -> None:
+    """The first experts are resident from the start (``sglang``: a pool serves one layer)."""
+    for expert in range(min(group.slots, group.experts)):
+        key = np.uint32(expert)
         cache.n_free[0] -= 1
         slot = cache.free[cache.n_free[0]]
         cache.slot_of[key] = slot
         cache.key_of[slot] = key
-        pool[1] += layer_bytes[layer]
         on_insert(state, cache, group, key)
-        outcome[i] = UPLOADED
-        fills[n_fill, 0] = experts[i]
-        fills[n_fill, 1] = slot
-        fills[n_fill, 2] = -1
-        n_fill += 1
-    pool[2] = max(pool[2], pool[1])
-    residents = group.keys - cache.n_free[0]
-    present = 0
-    if protect:
-        for i in range(n):
-            if cache.slot_of[np.uint32(base + experts[i])] >= 0:
-                present += 1
-    while pool[1] > pool[0] and residents > present:
+
+
+@cached_jit(_nrt=False)
+def resize(state: Any, cache: Any, group: Any, capacity: int, fills: Any) -> int:
+    """Shrink or grow a pool, between two steps, to its first ``capacity`` slots.
+
+    The policy names who leaves a pool that shrinks; who stays in a slot that is given back moves to
+    a free one (a copy on the device: nothing is uploaded). Empty slots fill in index order again.
+
+    Args:
+        capacity: at most the slots that the cache was made with.
+        fills: int32 [1 or more, 3], scratch.
+
+    Returns:
+        0, or NOT_RESIDENT with the bad key in fills[0, 0].
+    """
+    cache.now[0] += 1  # no set is present
+    residents = 0
+    for slot in range(cache.key_of.shape[0]):
+        residents += cache.key_of[slot] >= 0
+    while residents > capacity:
         out = victim(state, cache, group, -1)
         if out < 0 or out >= group.keys or cache.slot_of[out] < 0:
             fills[0, 0] = out
             return NOT_RESIDENT
-        if protect and cache.stamp[out] == now:
-            fills[0, 0] = out
-            return IN_PRESENT_SET
         gone = np.uint32(out)
-        slot = cache.slot_of[gone]
+        cache.key_of[cache.slot_of[gone]] = -1
         cache.slot_of[gone] = -1
-        cache.key_of[slot] = -1
-        cache.free[cache.n_free[0]] = slot
-        cache.n_free[0] += 1
-        pool[1] -= layer_bytes[out // group.experts]
         residents -= 1
         on_evict(state, cache, group, gone)
-    return n_fill
+    free = 0
+    for slot in range(capacity, cache.key_of.shape[0]):
+        key = cache.key_of[slot]
+        if key >= 0:
+            while cache.key_of[free] >= 0:
+                free += 1
+            cache.key_of[free] = key
+            cache.key_of[slot] = -1
+            cache.slot_of[np.uint32(key)] = free
+    cache.n_free[0] = 0
+    for back in range(capacity):
+        slot = capacity - 1 - back
+        if cache.key_of[slot] < 0:
+            cache.free[cache.n_free[0]] = slot
+            cache.n_free[0] += 1
+    return 0
 
 
 @kernel_jit
@@ -273,87 +315,6 @@ def _takes_large_path(group: Any, tokens: int, gate_tokens: int) -> bool:
     )
 
 
-@cached_jit(_nrt=False)
-def plan_layer(
-    state: Any,
-    cache: Any,
-    group: Any,
-    layer: int,
-    tokens: int,
-    begins: bool,
-    gate_tokens: int,
-    protect: bool,
-    picks: Any,
-    seen: Any,
-    experts: Any,
-    outcome: Any,
-    slots: Any,
-    fills: Any,
-    runs: Any,
-    counts: Any,
-) -> Any:
-    """Serve one layer of one step; what a live engine calls, with nothing but what it knows then.
-
-    The gate, on_step and the access set are those of ``replay``.
-
-    Args:
-        state, cache, group, layer, protect: as in _plan_set.
-        tokens: tokens of the step; gate_tokens: as in ``replay``.
-        begins: this is the step's first layer in the group.
-        picks: int64 [n], experts picked by the step's tokens in lane order, repeats and all.
-        seen: int64 [experts of a layer + 1], scratch; zeros before the first call.
-        experts: uint16, written: the distinct picks, m of them, in first-seen order.
-        outcome: uint8, written: what became of each, codes as in ``replay``.
-        slots: int64, written: the slot of each, -1 without one.
-        fills: int32 [.., 3], written as in _plan_set.
-        runs: int32 [.., 3], written: merged uploads as (first expert, first slot, how many).
-        counts: int64 [3], written: m, fills, runs. All but seen and counts hold n_expert entries.
-
-    Returns:
-        0, or NOT_RESIDENT / IN_PRESENT_SET with the bad key in fills[0, 0], or NO_SUCH_EXPERT with
-        the bad pick there.
-    """
-    base = layer * group.experts
-    now = seen[group.experts] + 1
-    seen[group.experts] = now
-    n = 0
-    for pick in picks:
-        if pick < 0 or pick >= group.experts:
-            fills[0, 0] = pick
-            return NO_SUCH_EXPERT
-        if seen[pick] != now:
-            seen[pick] = now
-            experts[n] = pick
-            n += 1
-    counts[0] = n
-    counts[1] = 0
-    counts[2] = 0
-    if _takes_large_path(group, tokens, gate_tokens):
-        for i in range(n):
-            slots[i] = cache.slot_of[np.uint32(base + experts[i])]
-            outcome[i] = LARGE_HIT if slots[i] >= 0 else LARGE_STREAMED
-        return 0
-    if begins:
-        on_step(state, cache, group, tokens)
-    n_fill = _plan_set(state, cache, group, layer, experts[:n], outcome, fills, protect)
-    if n_fill < 0:
-        return n_fill
-    for i in range(n):
-        slots[i] = cache.slot_of[np.uint32(base + experts[i])]
-    n_run = 0
-    for i in range(n_fill):
-        if _goes_on(fills, i):
-            runs[n_run - 1, 2] += 1
-        else:
-            runs[n_run, 0] = fills[i, 0]
-            runs[n_run, 1] = fills[i, 1]
-            runs[n_run, 2] = 1
-            n_run += 1
-    counts[1] = n_fill
-    counts[2] = n_run
-    return 0
-
-
 @cached_jit(nogil=True, _nrt=False)
 def replay(
     state: Any,
@@ -374,6 +335,9 @@ def replay(
     outcome: Any,
     runs: Any,
     fills: Any,
+    line: Any,
+    place: Any,
+    line_outcome: Any,
 ) -> int:
     """Replay access sets ``first`` up to ``last`` of one group; other groups' sets are skipped.
 
@@ -388,18 +352,20 @@ def replay(
         next_use: int32 [lookups] or length 0.
         step_tokens: int32 [steps], tokens computed together.
         index_in_group: int32 [MoE layers], index of the layer in this group or -1.
-        unit: WHOLE_SET or PER_PICK.
+        unit: WHOLE_SET, PER_PICK or WAVES (the pool then starts with its first experts).
         gate_tokens: most tokens of a step on the cached path (0: no gate).
         protect: as in _plan_set.
         outcome: uint8 [lookups], written.
         runs: int64 [sets], written: merged upload runs of the set.
-        fills: int32 [largest set, 3], scratch.
+        fills: int32 [largest set, 3], scratch. line, place, line_outcome: as in _plan_waves.
 
     Returns:
         -1 when all went well, else the set at which the policy broke the protocol, with
         (key, code) in fills[0, :2].
     """
     step_now = -1
+    if unit == WAVES and first == 0:
+        _fill_at_start(state, cache, group)
     for s in range(first, last):
         layer = index_in_group[set_layer[s]]
         if layer < 0:
@@ -434,66 +400,20 @@ def replay(
             if next_use.shape[0] > 0:
                 for i in range(begin, end):
                     cache.next_use[np.uint32(base + experts[i])] = next_use[i]
-            n_fill = _plan_set(
-                state, cache, group, layer, experts[begin:end], outcome[begin:end], fills, protect
-            )
+            if unit == WAVES:
+                n_fill = _plan_waves(
+                    state, cache, group, layer, experts[begin:end], outcome[begin:end], fills,
+                    protect, line, place, line_outcome,
+                )  # fmt: skip
+                n_run = n_fill  # each expert is copied by itself
+            else:
+                n_fill = _plan_set(
+                    state, cache, group, layer, experts[begin:end], outcome[begin:end], fills,
+                    protect,
+                )  # fmt: skip
+                n_run = merged_runs(fills, n_fill)
             if n_fill < 0:
                 fills[0, 1] = n_fill
                 return s
-            n_run = merged_runs(fills, n_fill)
         runs[s] = n_run
-    return -1
-
-
-@cached_jit(nogil=True, _nrt=False)
-def replay_batches(
-    state: Any,
-    cache: Any,
-    group: Any,
-    first: int,
-    last: int,
-    set_step: Any,
-    set_layer: Any,
-    offsets: Any,
-    experts: Any,
-    next_use: Any,
-    step_tokens: Any,
-    layer_bytes: Any,
-    pool: Any,
-    protect: bool,
-    outcome: Any,
-    runs: Any,
-    fills: Any,
-) -> int:
-    """Replay access sets ``first`` up to ``last`` under the ``bmoe`` semantics: no gate.
-
-    Arguments as in ``replay`` and ``_plan_batch``; access sets in the order of last picks.
-    """
-    step_now = -1
-    for s in range(first, last):
-        layer = np.int64(set_layer[s])
-        begin = offsets[s]
-        end = offsets[s + 1]
-        if set_step[s] != step_now:
-            step_now = set_step[s]
-            on_step(state, cache, group, step_tokens[step_now])
-        if next_use.shape[0] > 0:
-            for i in range(begin, end):
-                cache.next_use[layer * group.experts + experts[i]] = next_use[i]
-        n_fill = _plan_batch(
-            state,
-            cache,
-            group,
-            layer,
-            experts[begin:end],
-            outcome[begin:end],
-            fills,
-            protect,
-            layer_bytes,
-            pool,
-        )
-        if n_fill < 0:
-            fills[0, 1] = n_fill
-            return s
-        runs[s] = n_fill  # a pool of bytes has no slots in which neighbours could merge
     return -1

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simlab.model.budget import MIB
+from simlab.model.layout import spans
 from simlab.replay.access import cycle
 from simlab.replay.account import account
 from simlab.replay.cell import Cell, Outcomes
@@ -61,8 +62,25 @@ def result_row(replayer: Replayer, cell: Cell, outcomes: Outcomes, started: floa
     notes = list(cell.notes)
     if replayer.semantics == "per-pick" and cell.concurrency > 1:
         notes.append("per-pick accounting inflates hits at concurrency > 1")
+    if replayer.semantics == "sglang":
+        notes.append("sglang: a model of SGLang's paged experts, not checked against SGLang")
+        if policy.bound and policy.protects_present and access.largest > min(cell.slots):
+            notes.append("sets larger than a pool are served in waves: not a proven bound")
     if replayer.semantics == "bmoe" and policy.bound and len(set(replayer.layer_bytes or ())) > 1:
         notes.append("experts of unequal bytes in one pool: not a bound")
+    if replayer.capacity is not None:
+        shares = [float(share) for share in replayer.capacity.shares]
+        notes.append(
+            f"the pools' capacity varies over time, from {100 * min(shares):.0f} % to"
+            f" {100 * max(1.0, *shares):.0f} % of their slots: needs an engine that lends them"
+        )
+    if replayer.pin:
+        chosen = "this trace itself told which: hindsight" if replayer.hindsight else "as told"
+        notes.append(f"{replayer.pin} experts of each layer are pinned ({chosen})")
+    if replayer.layout_name:
+        notes.append(f"groups and bytes: {replayer.layout_name}, not those of the trace")
+    if layout.resident:
+        notes.append(f"the experts of layers {spans(layout.resident)} stay on the device")
     if meta.partial:
         notes.append("the trace is marked partial")
     return Result(
@@ -79,7 +97,7 @@ def result_row(replayer: Replayer, cell: Cell, outcomes: Outcomes, started: floa
         bound=policy.bound,
         needs_engine_change=policy.declines and not policy.bound,
         semantics=replayer.semantics,
-        pool=replayer.pool,
+        pool=replayer.pool + (f", {replayer.pin} pinned a layer" if replayer.pin else ""),
         on_decline=replayer.on_decline,
         prefill=replayer.prefill,
         schedule=replayer.schedule

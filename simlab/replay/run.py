@@ -16,10 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from simlab.errors import PolicyError, SimlabError, UsageError
-from simlab.model.layout import ExpertLayout, layout_of
-from simlab.policy.loader import Policy
-from simlab.policy.protocol import Cache, Group, new_cache
+from simlab.errors import UsageError
+from simlab.model.layout import ExpertLayout, fit_to_layout, layout_of, one_pool_a_layer
 from simlab.policy.registry import load_policy
 from simlab.replay import kernel
 from simlab.replay.access import (
@@ -28,10 +26,12 @@ from simlab.replay.access import (
     LAST_PICKED,
     Access,
     build_access,
-    next_uses,
 )
+from simlab.replay.capacity import Capacity
 from simlab.replay.cell import Cell, Outcomes
-from simlab.replay.compile import CompiledPolicy, compile_policy
+from simlab.replay.compile import compile_policy
+from simlab.replay.pins import lookups_of, most_picked, without
+from simlab.replay.pool import run_pool
 from simlab.replay.row import result_row
 from simlab.replay.schedule import DEFAULT_UBATCH, build_schedule, tokens_of
 from simlab.result.schema import Result
@@ -42,11 +42,9 @@ SEMANTICS: dict[str, tuple[int, str, int]] = {
     "llama.cpp": (FIRST_SEEN, "group", 32),
     "per-pick": (EVERY_PICK, "group", 0),
     "bmoe": (LAST_PICKED, "all layers, bytes", 0),
+    "sglang": (FIRST_SEEN, "layer", 0),
 }
 ON_DECLINE = ("stream", "cpu")
-#: Access sets per kernel call: often enough for a progress bar and Ctrl-C, rare enough to cost
-#: nothing.
-CHUNK = 500_000
 
 
 class Replayer:
@@ -54,15 +52,20 @@ class Replayer:
 
     Args:
         trace: the trace.
-        layout: groups and bytes; default what the trace's metadata says.
+        layout: groups and bytes, whatever those of the trace were; default what its metadata says.
+            Rows of layers that the layout keeps on the device are left out.
         semantics: one of SEMANTICS. prefill: "engine" or "skip". schedule: "lanes" or "recorded".
         on_decline: "stream" or "cpu": who serves a declined miss, a property of the engine.
         seed: for policies that draw random numbers (each group starts from the same seed).
         ubatch: most tokens of a prefill step (``bmoe``: the whole prompt is one step).
         steps: only so many first steps of the schedule; told in the results' schedule.
+        pin: experts of each layer that are resident beside the pools, in room taken from them; the
+            most picked ones of ``pin_from`` (default: of the trace itself, which is hindsight).
+        capacity: shares of the pools' slots over time; None: all of them, always.
+        trace_name, layout_name: printed with the results.
 
     Raises:
-        UsageError: an option is unknown.
+        UsageError: an option is unknown, or the trace does not fit the layout.
     """
 
     def __init__(
@@ -77,7 +80,11 @@ class Replayer:
         seed: int = 0,
         ubatch: int = DEFAULT_UBATCH,
         steps: int | None = None,
+        pin: int = 0,
+        pin_from: Trace | None = None,
+        capacity: Capacity | None = None,
         trace_name: str = "",
+        layout_name: str = "",
         command: str = "",
     ) -> None:
         if semantics not in SEMANTICS:
@@ -88,10 +95,12 @@ class Replayer:
             raise UsageError(f"--seed must fit 64 bits, not {seed}")
         if on_decline not in ON_DECLINE:
             raise UsageError(f"--on-decline must be one of {', '.join(ON_DECLINE)}")
-        self.trace = trace
+        self.layout = layout or layout_of(trace.meta)
+        self.trace = trace = trace if layout is None else _refitted(trace, layout)
+        if semantics == "sglang":
+            self.layout = one_pool_a_layer(self.layout)
         self.semantics = semantics
         self.order, self.pool, self.gate = SEMANTICS[semantics]
-        self.layout = layout or layout_of(trace.meta)
         if semantics == "bmoe":
             if not all(group.tensor_bytes for group in self.layout.groups):
                 raise UsageError(
@@ -102,11 +111,11 @@ class Replayer:
             raise UsageError(f"--steps must be 1 or more, not {steps}")
         self.prefill, self.schedule, self.ubatch, self.steps = prefill, schedule, ubatch, steps
         self.on_decline, self.seed = on_decline, seed
-        self.trace_name, self.command = trace_name, command
+        self.trace_name, self.layout_name, self.command = trace_name, layout_name, command
         self.tokens = tokens_of(trace)
         self._access: dict[tuple[int, int], Access] = {}
-        self._next_use: dict[tuple[Any, ...], npt.NDArray[np.int32]] = {}
-        self._lock = threading.Lock()
+        self.next_use: dict[tuple[Any, ...], npt.NDArray[np.int32]] = {}
+        self.lock = threading.Lock()
         position = {layer: i for i, layer in enumerate(trace.meta.moe_layers)}
         self.layer_bytes: list[int] | None = None
         if all(group.tensor_bytes for group in self.layout.groups):
@@ -120,12 +129,24 @@ class Replayer:
             self.pools = [list(range(len(position)))]
         else:
             self.pools = [[position[layer] for layer in g.layers] for g in self.layout.groups]
+        self.capacity = capacity
+        if capacity is not None and semantics == "bmoe":
+            raise UsageError("--capacity is not for bmoe: its pool is counted in bytes")
+        self.pin, self.hindsight = pin, pin_from is None
+        self.pinned: npt.NDArray[np.bool_] | None = None
+        if pin:
+            if semantics == "bmoe":
+                raise UsageError("--pin is not for bmoe: its pool is counted in bytes")
+            told = trace if pin_from is None else pin_from
+            if told.meta.n_expert != trace.meta.n_expert:
+                raise UsageError("--pin-from names a trace of another number of experts")
+            self.pinned = most_picked(told, trace.meta.moe_layers, pin)
 
     def first_steps(self, n: int) -> Replayer:
         """The same over the first ``n`` steps only."""
         other = copy.copy(self)
-        other.steps, other._access, other._next_use = n, {}, {}
-        other._lock = threading.Lock()
+        other.steps, other._access, other.next_use = n, {}, {}
+        other.lock = threading.Lock()
         return other
 
     def access(self, concurrency: int) -> Access:
@@ -146,7 +167,7 @@ class Replayer:
             raise UsageError(
                 "--schedule recorded replays the trace's steps: leave out --concurrency"
             )
-        with self._lock:
+        with self.lock:
             if (concurrency, order) not in self._access:
                 schedule = build_schedule(
                     self.trace,
@@ -178,7 +199,9 @@ class Replayer:
     def outcomes(self, cell: Cell, progress: Callable[[int], None] | None = None) -> Outcomes:
         """Replay one cell and tell what became of each lookup; arguments and errors as in run."""
         compiled = compile_policy(cell.policy, batches=self.semantics == "bmoe")
-        access = self.access(cell.concurrency)
+        whole = access = self.access(cell.concurrency)
+        if self.pinned is not None:
+            access = without(whole, lookups_of(whole, self.pinned))
         found = Outcomes(
             access=access,
             outcome=np.zeros(len(access.experts), np.uint8),
@@ -187,168 +210,84 @@ class Replayer:
             peak_bytes=None,
         )
         for number, members in enumerate(self.pools):
-            slots = self.slots(cell, number)
-            if slots == 0:
+            by_step = self.slots_by_step(cell, number)
+            if not by_step.any():
                 found.uncached[members] = True
-            peak = self._run_pool(compiled, cell, members, slots, found, progress)
+            peak = run_pool(self, compiled, cell, members, by_step, found, progress)
             if self.semantics == "bmoe":
                 found = replace(found, peak_bytes=peak)
+        if self.pinned is not None:
+            large = np.zeros(len(whole.set_step), np.bool_)
+            for number, members in enumerate(self.pools):
+                of_pool = np.isin(whole.set_layer, members)
+                large |= of_pool & ~self.on_cached_path(whole, self.slots_by_step(cell, number))
+            of_lookup = np.repeat(large, np.diff(whole.offsets))
+            outcome = np.where(of_lookup, kernel.LARGE_HIT, kernel.HIT).astype(np.uint8)
+            outcome[~lookups_of(whole, self.pinned)] = found.outcome
+            found = replace(found, access=whole, outcome=outcome)
         return found
 
+    def on_cached_path(self, access: Access, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Whether a pool serves each access set: bool [sets].
+
+        Args:
+            slots: int64 [steps], slots of the pool in each step.
+        """
+        in_step = slots[access.set_step]
+        served: npt.NDArray[np.bool_] = in_step > 0
+        if self.gate:
+            tokens = access.step_tokens[access.set_step].astype(np.int64)
+            needed = np.minimum(tokens * self.trace.meta.k, self.trace.meta.n_expert)
+            served &= (tokens <= self.gate) & (needed <= in_step)
+        return served
+
+    def slots_by_step(self, cell: Cell, number: int) -> npt.NDArray[np.int64]:
+        """Slots of one pool in each step: int64 [steps]; all the same without ``capacity``."""
+        slots, n_steps = self.slots(cell, number), len(self.access(cell.concurrency).step_tokens)
+        if self.capacity is None:
+            return np.full(n_steps, slots, np.int64)
+        return self.capacity.slots_at(slots, n_steps)
+
     def slots(self, cell: Cell, number: int) -> int:
-        """Slots of one pool (``bmoe``: the budget over the mean expert size)."""
+        """Slots of one pool, less those of pinned experts (``bmoe``: budget over mean size).
+
+        Raises:
+            UsageError: nothing is left.
+        """
         if self.semantics != "bmoe":
-            return cell.slots[number]
+            left = cell.slots[number] - self.pin * len(self.pools[number])
+            if left < 1 and self.pin:
+                raise UsageError(
+                    f"--pin {self.pin} takes all {cell.slots[number]} slots of a pool of"
+                    f" {len(self.pools[number])} layers: pin fewer, or give more slots"
+                )
+            return left
         assert cell.budget_bytes is not None and self.layer_bytes is not None
         return max(1, int(cell.budget_bytes / np.mean(self.layer_bytes)))
 
-    def _run_pool(
-        self,
-        compiled: CompiledPolicy,
-        cell: Cell,
-        members: Sequence[int],
-        slots: int,
-        found: Outcomes,
-        progress: Callable[[int], None] | None,
-    ) -> int:
-        meta, access = self.trace.meta, found.access
-        index_in_group = np.full(len(meta.moe_layers), -1, np.int32)
-        index_in_group[members] = np.arange(len(members))
-        keys = len(members) * meta.n_expert
-        group = Group(
-            layers=len(members),
-            experts=meta.n_expert,
-            keys=keys,
-            slots=slots,
-            k=meta.k,
-            lookups=len(access.experts),
-            seed=self.seed,
-        )
-        next_use = np.zeros(0, np.int32)
-        if cell.policy.reads_future:
-            next_use = self._next_uses(access, cell.concurrency, index_in_group, group)
-        capacity = keys if self.semantics == "bmoe" else slots
-        cache = new_cache(group, capacity, next_use=cell.policy.reads_future)
-        state = cell.policy.new_state(group, cell.params)
-        sizes = np.zeros(len(members), np.int64)
-        if self.layer_bytes is not None:
-            sizes[:] = np.asarray(self.layer_bytes)[members]
-        pool = np.array([cell.budget_bytes or 0, 0, 0], np.int64)
-        fills = np.zeros((max(1, access.largest), 3), np.int32)
-        sets = {
-            "set_step": access.set_step,
-            "set_layer": access.set_layer,
-            "offsets": access.offsets,
-            "experts": access.experts,
-            "next_use": next_use,
-            "step_tokens": access.step_tokens,
-        }
-        results = {
-            "protect": cell.policy.protects_present,
-            "outcome": found.outcome,
-            "runs": found.runs,
-            "fills": fills,
-        }
-        n_sets = len(access.set_step)
-        last = 0
-        while last < n_sets:
-            first, last = last, min(last + CHUNK, n_sets)
-            # never in the middle of a step
-            last = int(np.searchsorted(access.set_step, access.set_step[last - 1], side="right"))
-            try:
-                if self.semantics == "bmoe":
-                    stopped = compiled.replay_batches(
-                        state,
-                        cache,
-                        group,
-                        first,
-                        last,
-                        **sets,
-                        layer_bytes=sizes,
-                        pool=pool,
-                        **results,
-                    )
-                else:
-                    stopped = compiled.replay(
-                        state,
-                        cache,
-                        group,
-                        first,
-                        last,
-                        **sets,
-                        index_in_group=index_in_group,
-                        unit=kernel.PER_PICK if self.order == EVERY_PICK else kernel.WHOLE_SET,
-                        gate_tokens=self.gate,
-                        **results,
-                    )
-            except (ArithmeticError, ValueError, LookupError, AssertionError) as exc:
-                raise PolicyError(
-                    f"policy {cell.policy.name} ({cell.policy.path}) failed:"
-                    f" {type(exc).__name__}: {exc}"
-                ) from None
-            if stopped >= 0:
-                raise PolicyError(self._broke(cell.policy, access, stopped, members, fills))
-            if progress is not None:
-                progress(last - first)
-        _check_cache(cache, cell.policy)
-        return int(pool[2])
 
-    def _next_uses(
-        self,
-        access: Access,
-        concurrency: int,
-        index_in_group: npt.NDArray[np.int32],
-        group: Group,
-    ) -> npt.NDArray[np.int32]:
-        if len(access.experts) + group.keys >= 2**31:
-            raise UsageError("bounds need fewer than 2^31 lookups: slice the trace")
-        tokens = access.step_tokens[access.set_step]
-        served = np.ones(len(tokens), np.bool_)
-        if self.gate:
-            needed = np.minimum(tokens.astype(np.int64) * group.k, group.experts)
-            served = (tokens <= self.gate) & (needed <= group.slots)
-        key = (concurrency, index_in_group.tobytes(), np.packbits(served).tobytes())
-        with self._lock:
-            if key not in self._next_use:
-                self._next_use.clear()  # sizes share one; keep only the latest
-                self._next_use[key] = next_uses(
-                    access.set_layer,
-                    access.offsets,
-                    access.experts,
-                    served,
-                    index_in_group,
-                    group.experts,
-                )
-            return self._next_use[key]
-
-    def _broke(
-        self,
-        policy: Policy,
-        access: Access,
-        stopped: int,
-        members: Sequence[int],
-        fills: npt.NDArray[np.int32],
-    ) -> str:
-        key, code = int(fills[0, 0]), int(fills[0, 1])
-        layers, n_expert = self.trace.meta.moe_layers, self.trace.meta.n_expert
-        if 0 <= key < len(members) * n_expert:
-            named = f"layer {layers[members[key // n_expert]]}, expert {key % n_expert}"
-        else:
-            named = f"key {key}, which does not exist"
-        why = "is not resident" if code == kernel.NOT_RESIDENT else "belongs to the present set"
-        return (
-            f"policy {policy.name} ({policy.path}) named a victim that {why} ({named}) at step"
-            f" {int(access.set_step[stopped])}, layer {layers[access.set_layer[stopped]]}"
-        )
-
-
-def _check_cache(cache: Cache, policy: Policy) -> None:
-    """Used slots and slot maps agree (conservation of residents)."""
-    used = len(cache.key_of) - int(cache.n_free[0])
-    if int((cache.slot_of >= 0).sum()) != used:
-        raise SimlabError(
-            f"internal error: slot map of {policy.name} does not match the used slots"
-        )
+def _refitted(trace: Trace, layout: ExpertLayout) -> Trace:
+    """The trace as another layout sees it: its bytes, and only the layers that have a pool."""
+    meta = fit_to_layout(trace.meta, layout)
+    if not layout.resident:
+        return replace(trace, meta=meta)
+    kept = np.isin(trace.layer, layout.layers)
+    if not kept.any():
+        raise UsageError("the trace has no row of the layers that are in host memory")
+    sizes = np.diff(trace.offsets)
+    picks = np.repeat(kept, sizes)
+    return replace(
+        trace,
+        meta=meta,
+        request=trace.request[kept],
+        token=trace.token[kept],
+        phase=trace.phase[kept],
+        layer=trace.layer[kept],
+        offsets=np.concatenate(([0], np.cumsum(sizes[kept]))).astype(np.int64),
+        experts=trace.experts[picks],
+        weights=None if trace.weights is None else trace.weights[picks],
+        step=None if trace.step is None else trace.step[kept],
+    )
 
 
 def replay_cell(

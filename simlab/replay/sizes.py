@@ -40,7 +40,7 @@ def parse_sizes(text: str) -> list[Size]:
     Raises:
         UsageError: not a whole number or a percentage above 0.
     """
-    return [_parse(part.strip()) for part in text.split(",") if part.strip()] or [_parse(text)]
+    return [_parse(part.strip()) for part in text.split(",")]
 
 
 def _parse(text: str) -> Size:

@@ -1,20 +1,22 @@
 """The decoded cache: a trace's arrays as plain .npy files, mapped into memory on opening.
 
 Decoding, checking and hashing a large trace takes about a second, mapping its arrays a few
-hundredths. An entry is a folder, made under another name and renamed, so that several processes may
-make or use it at once. Nothing here raises: without a usable cache the trace is decoded again.
+hundredths. An entry is a folder, written beside the caller's work under another name and renamed,
+so that several processes may make or use it at once. Nothing here raises: without a usable cache
+the trace is decoded again.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import hashlib
 import json
 import os
 import shutil
 import tempfile
+import threading
 import time
-from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ import numpy.typing as npt
 
 from simlab.cache_folder import cache_folder
 from simlab.errors import TraceError
+from simlab.trace.hash import content_hash
 from simlab.trace.schema import Trace, TraceMeta
 
 _VERSION = 2
@@ -32,6 +35,8 @@ _ABANDONED_SECONDS = 3600.0
 _BLOCK = 1 << 16
 _ARRAYS = ("request", "token", "phase", "layer", "offsets", "experts", "weights", "step")
 _FAILURES = (OSError, ValueError, EOFError, KeyError, TypeError, MemoryError, TraceError)
+#: Entries being written by this process.
+_saving: dict[str, threading.Thread] = {}
 
 
 def load(key: str) -> Trace | None:
@@ -39,6 +44,7 @@ def load(key: str) -> Trace | None:
 
     An entry whose files do not have the recorded shapes and checksums is removed.
     """
+    finish(key)
     folder = cache_folder("decoded")
     if folder is None or not (folder / key).is_dir():
         return None
@@ -50,17 +56,12 @@ def load(key: str) -> Trace | None:
         manifest = json.loads(text)
         if manifest["version"] != _VERSION:
             raise ValueError("another version")
-        arrays: dict[str, npt.NDArray[Any]] = {}
+        arrays = {name: _mapped(entry, name) for name in manifest["arrays"]}
         for name, (size, checksum) in manifest["arrays"].items():
-            # copy-on-write: the same array type for compiled code as freshly decoded ones
-            array = np.load(entry / f"{name}.npy", mmap_mode="c", allow_pickle=False)
-            arrays[name] = array.view(np.ndarray)
-            if len(array) != size or _checksum(arrays[name]) != checksum:
+            if len(arrays[name]) != size or _checksum(arrays[name]) != checksum:
                 raise ValueError(f"{name} is damaged")
-        if "offsets" not in arrays:
-            picks, k = len(arrays["experts"]), int(manifest["row_picks"])
-            arrays["offsets"] = np.arange(0, picks + 1, k, dtype=np.int64)
-        trace = Trace(meta=TraceMeta.from_json(json.dumps(manifest["meta"])), **arrays)
+        meta = TraceMeta.from_json(json.dumps(manifest["meta"]))
+        trace = _trace_of(meta, arrays, int(manifest["row_picks"]))
     except _FAILURES:
         shutil.rmtree(entry, ignore_errors=True)
         return None
@@ -69,41 +70,64 @@ def load(key: str) -> Trace | None:
     return trace
 
 
-def save(key: str, trace: Trace, pool: Executor, *, limit: int = LIMIT_BYTES) -> None:
+def save_later(key: str, trace: Trace) -> None:
+    """Start `save` beside the caller's work; `load`, `finish` and the end of the process wait."""
+    thread = threading.Thread(target=save, args=(key, trace), name="simlab decoded", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # no thread to be had, or the interpreter is ending
+        return
+    _saving[key] = thread
+
+
+def finish(key: str | None = None) -> None:
+    """Wait until the entry of a key, or every entry, is written."""
+    for name in [key] if key is not None else list(_saving):
+        thread = _saving.pop(name, None)
+        if thread is not None:
+            thread.join()
+
+
+@atexit.register
+def _finish_at_exit() -> None:
+    with contextlib.suppress(KeyboardInterrupt):  # an unfinished entry is no entry
+        finish()
+
+
+def save(key: str, trace: Trace, *, limit: int = LIMIT_BYTES) -> None:
     """Put a trace into the cache; a full disk or an unwritable folder leaves no entry.
 
     Args:
         key: a plain file name that stands for the file and its state.
-        pool: writes the arrays side by side.
+        trace: with its content hash; what was written must still have it, since the caller may
+            change the arrays meanwhile.
         limit: most bytes of all entries; a larger trace is not cached.
     """
     folder = cache_folder("decoded")
     if folder is None:
         return
-    row_picks = _row_picks(trace.offsets)
-    arrays: dict[str, npt.NDArray[Any]] = {
-        name: getattr(trace, name)
-        for name in _ARRAYS
-        if getattr(trace, name) is not None and not (name == "offsets" and row_picks)
-    }
-    size = sum(array.nbytes for array in arrays.values())
-    if size > limit:
-        return
     made: Path | None = None
     try:
+        row_picks = _row_picks(trace.offsets)
+        arrays: dict[str, npt.NDArray[Any]] = {
+            name: getattr(trace, name)
+            for name in _ARRAYS
+            if getattr(trace, name) is not None and not (name == "offsets" and row_picks)
+        }
+        size = sum(array.nbytes for array in arrays.values())
+        if size > limit:
+            return
         made = Path(tempfile.mkdtemp(dir=folder, prefix=".new-"))
-        target = made
-
-        def write(name: str) -> tuple[int, int]:
-            np.save(target / f"{name}.npy", arrays[name], allow_pickle=False)
-            return len(arrays[name]), _checksum(arrays[name])
-
-        order = sorted(arrays, key=lambda name: -arrays[name].nbytes)
+        for name, array in arrays.items():
+            np.save(made / f"{name}.npy", array, allow_pickle=False)
+        written = {name: _mapped(made, name) for name in arrays}
+        if content_hash(_trace_of(trace.meta, written, row_picks)) != trace.meta.content_hash:
+            return
         manifest = {
             "version": _VERSION,
             "meta": json.loads(trace.meta.to_json()),
             "row_picks": row_picks,
-            "arrays": dict(zip(order, pool.map(write, order), strict=True)),
+            "arrays": {name: (len(array), _checksum(array)) for name, array in written.items()},
         }
         text = json.dumps(manifest)
         seal = hashlib.sha256(text.encode()).hexdigest()
@@ -116,6 +140,19 @@ def save(key: str, trace: Trace, pool: Executor, *, limit: int = LIMIT_BYTES) ->
     finally:
         if made is not None:
             shutil.rmtree(made, ignore_errors=True)
+
+
+def _mapped(entry: Path, name: str) -> npt.NDArray[Any]:
+    """An array of an entry, copy-on-write: compiled code takes it as one freshly decoded."""
+    array: npt.NDArray[Any] = np.load(entry / f"{name}.npy", mmap_mode="c", allow_pickle=False)
+    return array.view(np.ndarray)
+
+
+def _trace_of(meta: TraceMeta, arrays: dict[str, npt.NDArray[Any]], row_picks: int) -> Trace:
+    if "offsets" not in arrays:
+        offsets = np.arange(0, len(arrays["experts"]) + 1, row_picks, dtype=np.int64)
+        arrays = {**arrays, "offsets": offsets}
+    return Trace(meta=meta, **arrays)
 
 
 def _row_picks(offsets: npt.NDArray[np.int64]) -> int:

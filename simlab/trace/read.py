@@ -57,8 +57,8 @@ def read_trace(
         if trace is None:
             with ThreadPoolExecutor(_threads()) as pool:
                 trace = _decode(path, n_expert, absent, pool)
-                if cache:
-                    decoded.save(key, trace, pool)
+            if cache:
+                decoded.save_later(key, trace)
     return trace
 
 

@@ -15,6 +15,7 @@ from simlab.errors import TraceError
 from simlab.trace.arrow import BATCH_ROWS, Rows, schema, to_batch
 from simlab.trace.hash import ContentHash, seal_of
 from simlab.trace.schema import METADATA_KEY, TraceMeta
+from simlab.whole_file import check_place
 
 
 class Sink:
@@ -61,10 +62,8 @@ def _seal(path: Path) -> None:
 @contextmanager
 def parquet_sink(path: Path, *, weights: bool, step: bool) -> Iterator[Sink]:
     """A sink that becomes ``path`` when the block ends well, and otherwise leaves nothing."""
-    if path.exists() and not path.is_file():
-        kind = "folder" if path.is_dir() else "device or a pipe"
-        raise TraceError(f"cannot write {path}: it is a {kind}; name a file")
-    made = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+    check_place(path)
+    made = path.with_name(f".{path.name[:80]}.{secrets.token_hex(6)}.tmp")
     sink = None
     try:
         sink = Sink(made, weights=weights, step=step)
@@ -73,8 +72,6 @@ def parquet_sink(path: Path, *, weights: bool, step: bool) -> Iterator[Sink]:
         _seal(made)
         os.replace(made, path)
     except (OSError, pa.ArrowException) as exc:
-        if not path.parent.is_dir():
-            raise TraceError(f"cannot write {path}: there is no folder {path.parent}") from None
         raise TraceError(f"cannot write {path}: {reason_of(exc)}") from None
     finally:
         with suppress(OSError, pa.ArrowException):

@@ -35,6 +35,7 @@ from simlab.trace.arrow import (
 from simlab.trace.schema import METADATA_KEY, Trace, TraceMeta
 from simlab.trace.sink import parquet_sink, reason_of
 from simlab.trace.validate import check_layers, check_order, check_picks, check_trace, row_name
+from simlab.whole_file import check_place
 
 #: Appended to the target's name while it is being written piece by piece.
 STREAM_SUFFIX = ".part.arrows"
@@ -96,12 +97,7 @@ class TraceWriter:
         self._flushed = 0.0
         self._timer: threading.Timer | None = None
         self._lock = threading.RLock()
-        if not self.path.parent.is_dir():
-            raise TraceError(
-                f"cannot write {self.path}: there is no folder {self.path.parent}; make it first"
-            )
-        if self.path.exists() and not self.path.is_file():
-            raise TraceError(f"cannot write {self.path}: it is not a file; name a file")
+        check_place(self.path)
         kinds = schema(weights=weights, step=step)
         self._columns = set(kinds.names)
         try:
