@@ -80,7 +80,7 @@ class Policy:
         """
         values = self.values(params)
         try:
-            state = self.init(group, group.slots, values)
+            return self.init(group, group.slots, values)
         except KeyboardInterrupt:
             raise
         except BaseException as exc:
@@ -89,12 +89,6 @@ class Policy:
                 f"policy {self.name} ({self.path}{line}): init() failed:"
                 f" {type(exc).__name__}: {exc}"
             ) from None
-        if not (isinstance(state, tuple) and hasattr(state, "_fields")):
-            raise PolicyError(
-                f"policy {self.name} ({self.path}): init() must return a NamedTuple of arrays, not"
-                f" {type(state).__name__}"
-            )
-        return state
 
     def values(self, given: Mapping[str, float] | None = None) -> dict[str, float]:
         """Parameter values: the defaults with ``given`` on top.
@@ -174,9 +168,9 @@ def _execute(path: Path, module_name: str, sources: Mapping[Path, bytes]) -> typ
         sys.path.remove(folder)
         # helpers beside the policy are bound by now; forget them, so that another policy's helper
         # of the same name, or an edited one, is read afresh
-        helpers = _helpers(sources)
+        helpers = _helpers(sources)  # once: with torch there are thousands of modules
         for name, other in list(sys.modules.items()):
-            if other is not module and _file_among(other, helpers):
+            if other is not module and _file_of(other) in helpers:
                 del sys.modules[name]
     return module
 
@@ -190,11 +184,9 @@ def _helpers(sources: Mapping[Path, bytes]) -> set[Path]:
     }
 
 
-def _file_among(module: Any, files: set[Path]) -> bool:
-    # by name first: with torch there are thousands of modules, and resolving a path takes time
+def _file_of(module: Any) -> Path | None:
     file = getattr(module, "__file__", None)
-    names = {f.name for f in files}
-    return isinstance(file, str) and Path(file).name in names and Path(file).resolve() in files
+    return Path(file).resolve() if isinstance(file, str) else None
 
 
 def _line_in(exc: BaseException, path: Path) -> str:
@@ -219,15 +211,12 @@ def _checked(
     if not 0 < declared["VERSION"] < 2**31:
         raise PolicyError(f"{path}: VERSION must be 1, 2, 3 ..., not {declared['VERSION']}")
     for function in REQUIRED:
-        if not isinstance(declared.get(function), types.FunctionType):
+        if not callable(declared.get(function)):
             arguments = ["geometry", "slots", "params"]
             if function in HOOKS:
                 arguments = ["state", "cache", "group", *HOOKS[function]]
             raise PolicyError(f"{path} lacks the function {function}({', '.join(arguments)})")
-    hooks = {hook: declared[hook] for hook in HOOKS if hook in declared}
-    for hook, function in hooks.items():
-        if not isinstance(function, types.FunctionType):
-            raise PolicyError(f"{path}: {hook} must be a function of the file")
+    hooks = {hook: declared[hook] for hook in HOOKS if callable(declared.get(hook))}
     for hook, function in {"init": declared["init"], **hooks}.items():
         expected = 3 if hook == "init" else 3 + len(HOOKS[hook])
         count = len(inspect.signature(function).parameters)
