@@ -21,7 +21,7 @@ ORDER = [
 ]  # fmt: skip
 MODULES = {"errors", "resources", "cache_folder", "whole_file"}  # may be imported by every folder
 FOR_ALL = {*MODULES, ""}  # "": the version in simlab/__init__.py
-# capture and live stand beside sweep, and live runs models as capture does; a report reads result files, never the simulator
+# capture and live stand beside sweep; a report reads result files, never the simulator
 NARROWER = {
     "capture": set(ORDER[: ORDER.index("sweep")]),
     "live": {*ORDER[: ORDER.index("sweep")], "capture"},

@@ -80,7 +80,7 @@ class Policy:
         """
         values = self.values(params)
         try:
-            return self.init(group, group.slots, values)
+            state = self.init(group, group.slots, values)
         except KeyboardInterrupt:
             raise
         except BaseException as exc:
@@ -89,6 +89,12 @@ class Policy:
                 f"policy {self.name} ({self.path}{line}): init() failed:"
                 f" {type(exc).__name__}: {exc}"
             ) from None
+        if not (isinstance(state, tuple) and hasattr(state, "_fields")):
+            raise PolicyError(
+                f"policy {self.name} ({self.path}): init() must return a NamedTuple of arrays, not"
+                f" {type(state).__name__}"
+            )
+        return state
 
     def values(self, given: Mapping[str, float] | None = None) -> dict[str, float]:
         """Parameter values: the defaults with ``given`` on top.
@@ -211,12 +217,15 @@ def _checked(
     if not 0 < declared["VERSION"] < 2**31:
         raise PolicyError(f"{path}: VERSION must be 1, 2, 3 ..., not {declared['VERSION']}")
     for function in REQUIRED:
-        if not callable(declared.get(function)):
+        if not isinstance(declared.get(function), types.FunctionType):
             arguments = ["geometry", "slots", "params"]
             if function in HOOKS:
                 arguments = ["state", "cache", "group", *HOOKS[function]]
             raise PolicyError(f"{path} lacks the function {function}({', '.join(arguments)})")
-    hooks = {hook: declared[hook] for hook in HOOKS if callable(declared.get(hook))}
+    hooks = {hook: declared[hook] for hook in HOOKS if hook in declared}
+    for hook, function in hooks.items():
+        if not isinstance(function, types.FunctionType):
+            raise PolicyError(f"{path}: {hook} must be a function of the file")
     for hook, function in {"init": declared["init"], **hooks}.items():
         expected = 3 if hook == "init" else 3 + len(HOOKS[hook])
         count = len(inspect.signature(function).parameters)
