@@ -370,6 +370,8 @@ def test_the_command_prints_what_was_held_to_what(folder: Any, capsys: Any) -> N
     assert err == ""
     assert "host memory copy, not PCIe" in out and "needs an engine change" in out
     assert out.count("every bit") == 8 and " NO" not in out
+    lanes = [line.replace("*", "").split()[1] for line in out.splitlines() if "every bit" in line]
+    assert sorted(lanes) == ["1"] * 4 + ["2"] * 4
 
 
 def test_the_command_writes_rows(folder: Any, tmp_path: Path, capsys: Any) -> None:
