@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+# Before torch is imported: its threads wait for each other, and where tests run side by side or the
+# machine is busy, tiny models then take many times as long.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 REPO = Path(__file__).resolve().parent.parent
 
 

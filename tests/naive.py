@@ -47,13 +47,20 @@ class Shape:
 
 
 def schedule(
-    rows: Sequence[Row], concurrency: int, prefill: str = "engine", ubatch: int = 512
+    rows: Sequence[Row],
+    concurrency: int,
+    prefill: str = "engine",
+    ubatch: int = 512,
+    draft: int = 0,
+    accepted: Sequence[int] = (),
 ) -> list[Step]:
     """The steps that an engine with ``concurrency`` lanes makes of the trace's requests.
 
     A request of several turns has prompts between its answers; its lane computes each of them at
-    once, at the start of a step, as it does the first.
+    once, at the start of a step, as it does the first. With drafts a lane verifies its next tokens
+    too, and goes on behind those that were accepted.
     """
+    rolls = iter(accepted)
     requests: dict[int, list[tuple[int, int]]] = {}
     for request, token, phase, _, _ in rows:
         tokens = requests.setdefault(request, [])
@@ -77,7 +84,12 @@ def schedule(
         busy = [lane for lane in lanes if lane is not None]
         if not busy:
             return steps
-        steps.append(Step([(request, left.pop(0)[0]) for request, left in busy], False))
+        verified: list[Token] = []
+        for request, left in busy:
+            coming = list(takewhile(lambda token: token[1] == 1, left))[: draft + 1]
+            verified += [(request, token) for token, _ in coming]
+            del left[: min(1 + next(rolls, 0), len(coming))]
+        steps.append(Step(verified, False))
         lanes = [lane if lane and lane[1] else None for lane in lanes]
 
 
@@ -180,6 +192,8 @@ def prepare(
     ubatch: int = 512,
     step_of_row: Sequence[int] | None = None,
     weights: Sequence[Sequence[float]] | None = None,
+    draft: int = 0,
+    accepted: Sequence[int] = (),
 ) -> Run:
     """Schedule a trace and gather its access sets; ``step_of_row`` asks for the recorded steps.
 
@@ -189,7 +203,7 @@ def prepare(
         steps = recorded(rows, step_of_row, prefill)
     else:  # bmoe: the whole prompt is one step
         ubatch = len(rows) + 1 if semantics == "bmoe" else ubatch
-        steps = schedule(rows, concurrency, prefill, ubatch)
+        steps = schedule(rows, concurrency, prefill, ubatch, draft, accepted)
     if semantics == "per-pick":  # prompts one token at a time: literal trace order
         steps = [
             part
@@ -320,13 +334,12 @@ def _replay_group(
         lookups = [e for s in served_sets for e in s.experts]
         never = len(lookups)
         first = {e: lookups.index(e) if e in lookups else never + e for e in range(n_expert)}
-        begin = in_step[sets[0].step] if sets else slots
-        pool = WavePool(policy, begin, first)
+        pool = WavePool(policy, in_step[0], first)
     sets_of: dict[int, list[AccessSet]] = defaultdict(list)
     for s in sets:
         sets_of[s.step].append(s)
     for index, step in enumerate(run.steps):
-        if budget is None and sets_of[index] and in_step[index] != pool.slots:
+        if budget is None and in_step[index] != pool.slots:
             pool.resize(in_step[index])
         if cached[index] and sets_of[index]:  # a step without a row in the group is not seen
             policy.on_step(len(step.tokens))

@@ -292,7 +292,8 @@ def test_what_is_no_log_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture
     path = tmp_path / "x.log"
     with pytest.raises(UsageError, match="there is no file"):
         read_log(path)
-    for body in (b"", b"hello\n" * 10, b"\x00\xff" * 5000, b"MoE cache " * 9999):
+    long = b"x: CUDA0 MoE cache size = " + b"9" * 3000 + b".00 MiB for 1.00 MiB of host experts"
+    for body in (b"", b"hello\n" * 10, b"\x00\xff" * 5000, b"MoE cache " * 9999, long):
         path.write_bytes(body)
         with pytest.raises(SimlabError, match="no line of llama"):
             read_log(path)

@@ -353,6 +353,23 @@ def test_shards_missing_swapped_renamed_or_of_another_model(tmp_path: Path) -> N
         read_gguf(files[1])
 
 
+def test_figures_that_no_model_has(tmp_path: Path) -> None:
+    """What a header allows and a planner would choke on: layers, experts, a name for a terminal."""
+    path = tmp_path / "m.gguf"
+    tensors = experts(0, 8, 256, 256, ("F16",) * 3)
+    write_gguf(path, tensors, k=2, n_layers=2**32 - 1)
+    with pytest.raises(SimlabError, match="says it has 4,294,967,295 layers"):
+        read_gguf(path)
+    write_gguf(path, experts(9, 8, 256, 256, ("F16",) * 3), k=2, n_layers=3)
+    with pytest.raises(SimlabError, match="experts in layer 9"):
+        read_gguf(path)
+    write_gguf(path, experts(0, 100_000, 1, 1, ("F32",) * 3), k=2, n_layers=1)
+    with pytest.raises(SimlabError, match="100,000 experts"):
+        read_gguf(path)
+    write_gguf(path, tensors, k=2, n_layers=1, name="a\x1b[2Jb\n" + "c" * 999)
+    assert read_gguf(path).name == "a?[2Jb?" + "c" * 113
+
+
 def test_big_endian_files_are_named_as_such(tmp_path: Path) -> None:
     tensors = experts(0, 8, 256, 256, ("F16",) * 3)
     path = write_gguf(tmp_path / "m.gguf", tensors, k=2, endianess=gguf.GGUFEndian.BIG)[0]

@@ -30,11 +30,12 @@ runpy.run_path({script!r}, run_name="__main__")
 """
 
 
+@pytest.mark.slow
 def test_the_whole_command_without_the_report_stack(
     repo: Path, shared: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    arguments = ["--device", "cpu", "--small", "--out", str(out), "--seconds", "900"]
+    arguments = ["--device", "cpu", "--small", "--out", str(out), "--seconds", "2400"]
     code = RUN.format(absent=ABSENT, arguments=arguments, script=str(repo / "scripts/gpu_check"))
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     done = subprocess.run(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -98,7 +99,7 @@ def test_the_reference_path_gives_every_bit_of_the_whole_model(name: str, dtype:
     assert len(found) == len(cells)
     for one in found:
         assert one.comparison is not None and one.comparison.identical and one.failed == ""
-        assert one.comparison.steps == one.check.simulated.counters.steps > 10
+        assert one.comparison.steps == one.check.simulated.counters.steps > 6
         assert one.check.equal and one.check.measured is not None
         assert one.check.measured.counters == one.check.simulated.counters
         assert one.check.measured.kind == "measured" and one.check.measured.ms_per_token
@@ -243,6 +244,44 @@ def test_experts_that_leave_the_device_come_back() -> None:
         run(model, device=Elsewhere(), on_decline="cpu")
 
 
+class Late(Device):
+    """Copies are done no sooner than compute is told to wait for them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.main, self.side, self.stream = "main", "side", "main"
+        self.queue: list[Any] = []
+
+    @contextmanager
+    def on(self, stream: Any) -> Iterator[None]:
+        before, self.stream = self.stream, stream
+        yield
+        self.stream = before
+
+    def wait(self, stream: Any, event: Any) -> None:
+        if stream == "main":
+            for copy in self.queue:
+                copy()
+            self.queue.clear()
+
+
+@pytest.mark.parametrize("path", ["reference", "fast"])
+def test_nothing_is_computed_before_its_copies(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, device = SlotPool.upload, Late()
+
+    def late(self: SlotPool, *args: Any) -> None:
+        assert device.stream == "side"
+        device.queue.append(lambda: real(self, *args))
+
+    monkeypatch.setattr(SlotPool, "upload", late)
+    for one in run(build("mixtral"), cell("lfu-decay", "3"), cell("lru"), device=device, path=path):
+        assert one.failed == "" and one.comparison is not None and one.comparison.identical
+    # the check can fail: without the wait the slots hold other experts
+    monkeypatch.setattr(Late, "wait", lambda self, stream, event: None)
+    (one,) = run(build("mixtral"), device=device, path=path)
+    assert one.comparison is not None and not one.comparison.identical
+
+
 def at_step(monkeypatch: pytest.MonkeyPatch, step: int, act: Any) -> None:
     """Do something in the middle of a step: in its second layer."""
     real = pooled.PooledExperts.serve
@@ -370,6 +409,8 @@ def test_the_command_prints_what_was_held_to_what(folder: Any, capsys: Any) -> N
     assert err == ""
     assert "host memory copy, not PCIe" in out and "needs an engine change" in out
     assert out.count("every bit") == 8 and " NO" not in out
+    lanes = [line.replace("*", "").split()[1] for line in out.splitlines() if "every bit" in line]
+    assert sorted(lanes) == ["1"] * 4 + ["2"] * 4
 
 
 def test_the_command_writes_rows(folder: Any, tmp_path: Path, capsys: Any) -> None:

@@ -334,6 +334,7 @@ def test_a_type_that_cannot_hold_the_rows_is_refused() -> None:
         (["nowhere/model", "--mib", "5"], 2, "no file or folder"),
         (["nowhere.gguf", "--mib", "5"], 2, "there is no file nowhere.gguf"),
         (["Mixtral-8x7B", "--vram", "lots"], 2, "--vram takes a size"),
+        (["Mixtral-8x7B", "--vram", "9", "--tensor-split", "1,1"], 2, "a size for each"),
         (["Mixtral-8x7B", "--mib", "9999", "--tensor-split", "a"], 2, "--tensor-split"),
         (["Mixtral-8x7B", "--napkin", "--link", "usb"], 2, "--link takes"),
         (["Mixtral-8x7B", "--napkin", "--hit-rate", "101"], 2, "--hit-rate"),

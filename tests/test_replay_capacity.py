@@ -80,7 +80,7 @@ def read(tmp_path: Path, text: str) -> Capacity:
 def test_capacity_files(tmp_path: Path) -> None:
     found = read(tmp_path, "step,share\n2,50%\n\n5,0.25\n9,1\n")
     assert found.slots_at(10, 12).tolist() == [10, 10, 5, 5, 5, 2, 2, 2, 2, 10, 10, 10]
-    assert read(tmp_path, "\ufeffstep, share\n0,1e-1\n").slots_at(10, 2).tolist() == [1, 1]
+    assert read(tmp_path, "\ufeffstep, share\n0,0.1\n").slots_at(10, 2).tolist() == [1, 1]
     assert found.slots_at(10, 3).tolist() == [10, 10, 5]
     for text, message in (
         ("", "line 1: the columns"),
@@ -90,8 +90,9 @@ def test_capacity_files(tmp_path: Path) -> None:
         ("step,share\n1,x\n", "line 2: a row is"),
         ("step,share\n1,1/0\n", "line 2: a row is"),
         ("step,share\n1,1e999999999\n", "line 2"),
-        ("step,share\n1,1.5\n", "line 2: steps count from 0"),
-        ("step,share\n-1,1\n", "line 2: steps count from 0"),
+        ("step,share\n1,1.5\n", "line 2: shares lie in 0 to 1"),
+        ("step,share\n1,101%\n", "line 2: shares lie in 0 to 1"),
+        ("step,share\n-1,1\n", "line 2: a row is"),
         ("step,share\n3,1\n3,0.5\n", "line 3: steps must ascend"),
         ("step,share\n\x00\x00\n", "line 2|not a CSV"),
     ):

@@ -17,18 +17,21 @@ from simlab.errors import SimlabError, UsageError
 _LARGEST = 1 << 30
 _LONGEST_LINE = 4096
 
+# numbers and names are of bounded length: a log may hold anything
 _DEVICE = re.compile(
-    r": +(\S+) MoE cache size = +(\d+\.\d\d) MiB for (\d+\.\d\d) MiB of host experts"
+    r": +([!-~]{1,64}) MoE cache size = +(\d{1,12}\.\d\d) MiB for (\d{1,12}\.\d\d) MiB"
+    r" of host experts"
 )
-_GROUP = re.compile(r": +(\d+) layers, (\S+): +(\d+) slots \((\d+\.\d)%\)")
+_GROUP = re.compile(r": +(\d{1,5}) layers, ([!-~]{1,32}): +(\d{1,12}) slots \((\d{1,5}\.\d)%\)")
 _EXIT = re.compile(
-    r"llama_moe_cache: ubatch( <=|  >) 8: hits = (\d+), misses = (\d+),"
-    r" hit rate = (\d+\.\d\d)%, uploaded = (\d+\.\d\d) MiB"
+    r"llama_moe_cache: ubatch( <=|  >) 8: hits = (\d{1,18}), misses = (\d{1,18}),"
+    r" hit rate = (\d{1,3}\.\d\d)%, uploaded = (\d{1,18}\.\d\d) MiB"
 )
 _COPIED = re.compile(
-    r"llama_moe_cache: large batches: (\d+) experts copied from the cache, (\d+\.\d\d) MiB"
+    r"llama_moe_cache: large batches: (\d{1,18}) experts copied from the cache,"
+    r" (\d{1,18}\.\d\d) MiB"
 )
-_TOO_SMALL = re.compile(r"MoE cache budget is too small for (\d+) layers, they are not cached")
+_TOO_SMALL = re.compile(r"MoE cache budget is too small for (\d{1,5}) layers, they are not cached")
 _REFUSED = "MoE cache is too small to hold the experts of one token"
 _DISABLED = "no layer has all of its experts in host memory, MoE cache is disabled"
 _FLAG = re.compile(r"--moe-cache-mib[ =](\d{1,9})\b|LLAMA_ARG_MOE_CACHE_MIB=(\d{1,9})\b")

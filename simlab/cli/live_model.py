@@ -191,7 +191,7 @@ def _lines(found: Sequence[ModelRun]) -> list[str]:
         ms = row.timing.get("baselines_ms_per_token", {})
         table.append([
             row.policy + (" *" if row.needs_engine_change else ""),
-            f"{row.busy_lanes:.2g}",
+            str(row.concurrency),
             "+".join(f"{n:,}" for n in row.slots),
             "-" if not row.timing else f"{row.timing['pool_bytes'] / 2**20:.2f}",
             "-" if row.hit_rate is None else f"{100 * row.hit_rate:.2f} %",

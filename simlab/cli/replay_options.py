@@ -80,6 +80,19 @@ _OPTIONS = [
         help="A CSV step,share: what share of its slots a pool has from a step on.",
     ),
     click.option(
+        "--draft",
+        default=0,
+        show_default=True,
+        metavar="N",
+        help="Drafted tokens that each stream verifies in a step (approximate).",
+    ),
+    click.option(
+        "--acceptance",
+        default=1.0,
+        show_default=True,
+        help="With --draft: chance that a drafted token is accepted.",
+    ),
+    click.option(
         "--baselines",
         metavar="NAME,...|all",
         help="Engines without a cache too: stream-all, stream-picks, cpu-moe, n-cpu-moe.",

@@ -310,12 +310,15 @@ class _Run:
         replayer = Replayer(
             trace, layout=self.layout, schedule="recorded", on_decline=options.on_decline,
             seed=options.policy_seed, ubatch=self.settings.prefill_chunk,
-            trace_name=path.name if options.save_trace else "captured on the way",
+            trace_name=path.name if options.save_trace else f"picks of {self.loaded.name}",
             command=command,
         )  # fmt: skip
         cell = Cell(self.cell.policy, self.slots, params=self.cell.params, notes=tuple(self.notes))
         log = [seen for seen in pooled.log if seen.step < steps]
         check = check_run(replayer, cell, log, pooled.bytes_in(steps), self.started)
+        # a recorded schedule replays its own steps, and does not know of how many lanes they are
+        lanes = self.cell.concurrency
+        check = replace(check, simulated=replace(check.simulated, concurrency=lanes))
         comparison = None
         if self.comparing is not None:
             comparison = self.comparing.result(self.texts, partial=bool(self.partial))
@@ -342,6 +345,7 @@ class _Run:
             }
             measured = replace(
                 check.measured,
+                concurrency=lanes,
                 ms_per_token=timing["ms_per_token"],
                 timing=timing,
                 notes=(*check.measured.notes, *([device.note] if device.note else [])),

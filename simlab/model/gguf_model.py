@@ -18,6 +18,7 @@ _OLD_EXPERTS = re.compile(r"blk\.\d+\.ffn_(gate|up|down)\.\d+\.weight\Z")
 _ORDER = ("gate_up", "gate", "up", "down")
 #: As many files as a split model may have: enough for 2 TB in files of 2 GB.
 _MOST_SHARDS = 1024
+_MOST_LAYERS, _MOST_EXPERTS, _LONGEST_NAME = 4096, 65536, 120
 
 
 def read_gguf(path: str | os.PathLike[str]) -> ModelShape:
@@ -96,6 +97,10 @@ def _shape(
     arch = str(metadata.get("general.architecture", "unknown"))
     notes = []
     n_layers = _number(metadata.get(f"{arch}.block_count")) or max(layers) + 1
+    if not max(layers) < n_layers <= _MOST_LAYERS:
+        raise SimlabError(
+            f"{path} says it has {n_layers:,} layers, and has experts in layer {max(layers):,}"
+        )
     drafts = _number(metadata.get(f"{arch}.nextn_predict_layers")) or 0
     dropped = [layer for layer in sorted(layers) if layer >= n_layers - drafts] if drafts else []
     if dropped and len(dropped) < len(layers):
@@ -106,6 +111,8 @@ def _shape(
             " loads its experts only to draft"
         )
     n_expert = next(iter(layers[min(layers)].values())).dims[-1]
+    if not 1 <= n_expert <= _MOST_EXPERTS:
+        raise SimlabError(f"{path}: a layer with {n_expert:,} experts is more than simlab knows")
     experts = {
         layer: _experts(path, layer, parts, n_expert, notes)
         for layer, parts in sorted(layers.items())
@@ -127,17 +134,22 @@ def _shape(
     # a model without an output tensor uses the embedding's weights a second time, on the device
     tied = "output.weight" not in tensors
     return ModelShape(
-        name=str(metadata.get("general.name") or path.stem),
+        name=_printable(str(metadata.get("general.name") or path.stem)),
         source=str(path),
         n_expert=n_expert,
         k=k,
-        n_layers=max(n_layers, max(layers) + 1),
+        n_layers=n_layers,
         experts=experts,
         other_bytes=other,
         input_bytes=embedding.size if embedding is not None and not tied else 0,
         metadata=metadata,
         notes=tuple(dict.fromkeys(notes)),
     )
+
+
+def _printable(name: str) -> str:
+    """A name that a terminal can be given."""
+    return "".join(c if c.isprintable() else "?" for c in name)[:_LONGEST_NAME]
 
 
 def _number(value: object) -> int | None:
@@ -168,7 +180,7 @@ def _experts(
         size, rest = divmod(tensor.size, n_expert)
         if not tensor.known:
             # offsets are padded: of a type that nobody knows, only a unique answer is believed
-            if rest >= 32 or n_expert < 32:
+            if rest >= 32 or n_expert < 32 or size == 0:
                 raise SimlabError(
                     f"{path}: {tensor.name} is of {tensor.type_name}, which simlab does not know;"
                     " update simlab, or pip install --upgrade gguf"

@@ -68,8 +68,10 @@ def place(
     if tensor_split is not None:
         split = tuple(_numbers(tensor_split))
         check_split(split)
-        if len(vram) > 1 and len(vram) != len(split):
-            raise UsageError("--vram and --tensor-split name different numbers of devices")
+        if vram and len(vram) != len(split):
+            raise UsageError(
+                f"--tensor-split names {len(split)} devices: give --vram a size for each"
+            )
     else:
         split = tuple(float(size) for size in vram) or (1.0,)
     devices = devices_of_layers(shape.n_layers, split)

@@ -109,7 +109,7 @@ def plan(
             raise UsageError(f"--slots must be at least the {layout.k} experts of a token")
         mib = smallest_mib(layout, split, all, wanted=slots)
     if mib is None or not 0 < mib < 2**40:
-        raise UsageError("--moe-cache-mib must be above 0")
+        raise UsageError("--moe-cache-mib must be above 0 and below 2^40")
     found, warnings = slots_for_budget(layout, mib, split)
     budgets, host = group_budgets(layout, mib, split), host_bytes(layout)
     groups = []

@@ -204,8 +204,9 @@ def _execute(path: Path, module_name: str, sources: Mapping[Path, bytes]) -> typ
         sys.path.remove(folder)
         # helpers beside the policy are bound by now; forget them, so that another policy's helper
         # of the same name, or an edited one, is read afresh
+        helpers = _helpers(sources)  # once: with torch there are thousands of modules
         for name, other in list(sys.modules.items()):
-            if other is not module and _file_of(other) in _helpers(sources):
+            if other is not module and _file_of(other) in helpers:
                 del sys.modules[name]
     return module
 

@@ -18,11 +18,13 @@ from simlab.policy.jit import kernel_jit
 class Lowest(NamedTuple):
     """``key``: int32 [layers], lowest eligible key of a layer or -1. ``stale``: bool [layers], it
     must be looked for again. ``current``: int64 [1], the layer whose access set is being served.
+    ``seen``: int64 [1], the set that was present as the current layer was looked at.
     """
 
     key: npt.NDArray[np.int32]
     stale: npt.NDArray[np.bool_]
     current: npt.NDArray[np.int64]
+    seen: npt.NDArray[np.int64]
 
 
 def new_lowest(n_layers: int) -> Lowest:
@@ -31,6 +33,7 @@ def new_lowest(n_layers: int) -> Lowest:
         key=np.full(n_layers, -1, np.int32),
         stale=np.ones(n_layers, np.bool_),
         current=np.zeros(1, np.int64),
+        seen=np.zeros(1, np.int64),
     )
 
 
@@ -55,6 +58,10 @@ def refresh(lowest: Any, cache: Any, group: Any, layer: int, score: Any) -> bool
     Args:
         score: float64 [keys].
     """
+    if layer == lowest.current[0] and lowest.seen[0] != cache.now[0]:
+        # another set is present, or none: between two sets a pool may shrink
+        lowest.seen[0] = cache.now[0]
+        lowest.stale[layer] = True
     if not lowest.stale[layer]:
         return False
     base = layer * group.experts

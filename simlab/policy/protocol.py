@@ -37,6 +37,8 @@ Under the ``bmoe`` semantics insertion comes first: on_hit or on_miss + on_inser
 in the order of their last picks, then victim (with key = -1) and on_evict until the pool fits.
 Under the ``sglang`` semantics a policy serves one layer, its first experts are inserted before the
 first step, and an access set larger than the pool comes in waves, each a set of its own.
+Where the capacity varies, a pool shrinks between two steps: victim (with key = -1, no set being
+present) and on_evict until the rest fits; group.slots is always the present capacity.
 """
 
 from __future__ import annotations

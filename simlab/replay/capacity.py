@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -65,17 +66,17 @@ def _parse(path: Path, rows: Sequence[Sequence[str]]) -> Capacity:
             continue
         try:
             step, share = row
-            steps.append(int(step))
-            text = share.strip()
-            if len(text) > 20:
+            number_of = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,12})?)(%?)", share.strip())
+            if not number_of or not re.fullmatch(r"[0-9]{1,12}", step.strip()):
                 raise ValueError
-            shares.append(Fraction(text[:-1]) / 100 if text.endswith("%") else Fraction(text))
-        except (ValueError, ZeroDivisionError):
+            steps.append(int(step))
+            shares.append(Fraction(number_of[1]) / (100 if number_of[2] else 1))
+        except ValueError:
             raise SimlabError(
                 f"{path}, line {number}: a row is a step and a share, as 120,0.5 or 120,50%"
             ) from None
-        if steps[-1] < 0 or not 0 <= shares[-1] <= 1:
-            raise SimlabError(f"{path}, line {number}: steps count from 0, shares lie in 0 to 1")
+        if shares[-1] > 1:
+            raise SimlabError(f"{path}, line {number}: shares lie in 0 to 1")
         if len(steps) > 1 and steps[-1] <= steps[-2]:
             raise SimlabError(f"{path}, line {number}: steps must ascend")
     if not steps:

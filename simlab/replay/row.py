@@ -39,6 +39,9 @@ def result_row(replayer: Replayer, cell: Cell, outcomes: Outcomes, started: floa
     total = found.total
     decode = found.by_phase["decode"]
     per_token = decode if decode.tokens else total
+    produced = per_token.tokens
+    if decode.tokens and access.schedule.produced is not None:
+        produced = access.schedule.produced  # a step verifies more tokens than it produces
     # the largest pool stands for the cycle and the cliff: slots are per pool
     largest = max(replayer.pools, key=len)
     in_largest = np.zeros(len(meta.moe_layers), np.bool_)
@@ -69,10 +72,18 @@ def result_row(replayer: Replayer, cell: Cell, outcomes: Outcomes, started: floa
     if replayer.semantics == "bmoe" and policy.bound and len(set(replayer.layer_bytes or ())) > 1:
         notes.append("experts of unequal bytes in one pool: not a bound")
     if replayer.capacity is not None:
-        shares = [float(share) for share in replayer.capacity.shares]
+        shares = [100 * float(share) for share in replayer.capacity.shares]
+        if replayer.capacity.steps[0] > 0:
+            shares.append(100.0)
         notes.append(
-            f"the pools' capacity varies over time, from {100 * min(shares):.0f} % to"
-            f" {100 * max(1.0, *shares):.0f} % of their slots: needs an engine that lends them"
+            f"the pools' capacity varies over time, from {min(shares):.0f} % to {max(shares):.0f} %"
+            " of their slots: needs an engine that lends them"
+        )
+    if replayer.draft:
+        notes.append(
+            f"APPROXIMATE: {replayer.draft} drafted tokens a step and stream, of which"
+            f" {100 * replayer.acceptance:g} % are accepted one after the other; a trace has no"
+            " rejected tokens, so they are taken to pick what the text's next tokens pick"
         )
     if replayer.pin:
         chosen = "this trace itself told which: hindsight" if replayer.hindsight else "as told"
@@ -114,8 +125,8 @@ def result_row(replayer: Replayer, cell: Cell, outcomes: Outcomes, started: floa
         pick_hit_rate=total.pick_hits / total.picks if total.picks else None,
         mib_per_token=None
         if per_token.bytes_moved is None
-        else per_token.bytes_moved / MIB / per_token.tokens,
-        uploads_per_token=per_token.demand_uploads / per_token.tokens,
+        else per_token.bytes_moved / MIB / produced,
+        uploads_per_token=per_token.demand_uploads / produced,
         busy_lanes=access.schedule.busy_lanes,
         cycle={"min": low, "median": median, "max": high},
         cliff_slots=cliff,

@@ -63,6 +63,7 @@ class Replayer:
         pin: experts of each layer that are resident beside the pools, in room taken from them; the
             most picked ones of ``pin_from`` (default: of the trace itself, which is hindsight).
         capacity: shares of the pools' slots over time; None: all of them, always.
+        draft, acceptance: see build_schedule; results are marked approximate.
         trace_name, layout_name: printed with the results.
 
     Raises:
@@ -84,6 +85,8 @@ class Replayer:
         pin: int = 0,
         pin_from: Trace | None = None,
         capacity: Capacity | None = None,
+        draft: int = 0,
+        acceptance: float = 1.0,
         trace_name: str = "",
         layout_name: str = "",
         command: str = "",
@@ -130,6 +133,7 @@ class Replayer:
             self.pools = [list(range(len(position)))]
         else:
             self.pools = [[position[layer] for layer in g.layers] for g in self.layout.groups]
+        self.draft, self.acceptance = draft, acceptance
         self.capacity = capacity
         if capacity is not None and semantics == "bmoe":
             raise UsageError("--capacity is not for bmoe: its pool is counted in bytes")
@@ -177,6 +181,9 @@ class Replayer:
                     prefill=self.prefill,
                     ubatch=self.ubatch,
                     schedule=self.schedule,
+                    draft=self.draft,
+                    acceptance=self.acceptance,
+                    seed=self.seed,
                 )
                 if self.steps is not None:
                     schedule = schedule.head(self.steps)

@@ -11,7 +11,7 @@ in one batch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from simlab.trace.schema import DECODE, PREFILL, Trace
 SCHEDULES = ("lanes", "recorded")
 PREFILL_MODES = ("engine", "skip")
 DEFAULT_UBATCH = 512
+MOST_DRAFTED = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,13 +51,15 @@ class Schedule:
     Attributes:
         offsets: int64 [S + 1]. token: int64 [tokens of the run], indices into Tokens.
         phase: uint8 [S], PREFILL or DECODE (recorded steps: DECODE when any token is).
-        busy_lanes: mean number of tokens in decode steps (0 without one).
+        busy_lanes: mean number of lanes in decode steps (0 without one).
+        produced: decode tokens that the run produces, where its steps verify drafted ones too.
     """
 
     offsets: npt.NDArray[np.int64]
     token: npt.NDArray[np.int64]
     phase: npt.NDArray[np.uint8]
     busy_lanes: float
+    produced: int | None = None
 
     @property
     def n_steps(self) -> int:
@@ -93,6 +96,9 @@ def build_schedule(
     prefill: str = "engine",
     ubatch: int = DEFAULT_UBATCH,
     schedule: str = "lanes",
+    draft: int = 0,
+    acceptance: float = 1.0,
+    seed: int = 0,
 ) -> Schedule:
     """The steps of a run.
 
@@ -100,6 +106,9 @@ def build_schedule(
         concurrency: C, number of lanes (ignored by ``recorded``).
         prefill: ``engine`` computes prompts, ``skip`` leaves prefill rows out.
         ubatch: most tokens of a prefill step.
+        draft: tokens of each lane that a decode step verifies beside its next one: the text's next
+            tokens, as a trace has no others. acceptance: chance that a drafted token is accepted if
+            those before it were; drawn with ``seed``. What was not accepted is computed again.
 
     Raises:
         UsageError: a value is not allowed, the trace recorded no steps, or nothing is left to run.
@@ -110,6 +119,10 @@ def build_schedule(
         raise UsageError(f"--prefill must be one of {', '.join(PREFILL_MODES)}, not {prefill!r}")
     if concurrency < 1 or ubatch < 1:
         raise UsageError("--concurrency and --ubatch must be 1 or more")
+    if not 0 <= draft <= MOST_DRAFTED or not 0 <= acceptance <= 1:
+        raise UsageError(f"--draft takes 0 to {MOST_DRAFTED} tokens, --acceptance 0 to 1")
+    if draft and schedule == "recorded":
+        raise UsageError("--schedule recorded replays the trace's own steps: leave out --draft")
     ubatch = min(ubatch, len(tokens.phase))
     chosen = np.arange(len(tokens.phase))
     if prefill == "skip":
@@ -122,8 +135,27 @@ def build_schedule(
     first = np.flatnonzero(np.append(True, request[1:] != request[:-1]))
     last = np.append(first[1:], len(chosen))
     lanes = min(concurrency, len(first))
-    size, order, phase = _run_lanes(first, last, tokens.phase[chosen], lanes, ubatch)
-    return _schedule(size, chosen[order], phase)
+    accepted = accepted_drafts(len(chosen), draft, acceptance, seed)
+    size, order, phase, busy = _run_lanes(
+        first, last, tokens.phase[chosen], lanes, ubatch, draft, accepted
+    )
+    made = _schedule(size, chosen[order], phase)
+    if not draft:
+        return made
+    decode_steps = int((phase == DECODE).sum())
+    return replace(
+        made,
+        busy_lanes=busy / decode_steps if decode_steps else 0.0,
+        produced=int((tokens.phase[chosen] == DECODE).sum()),
+    )
+
+
+def accepted_drafts(count: int, draft: int, acceptance: float, seed: int) -> npt.NDArray[np.int64]:
+    """Drafted tokens accepted in a row, 0 to ``draft``, for ``count`` verifications: int64."""
+    if not draft or acceptance == 1:
+        return np.full(count, draft, np.int64)
+    rng = np.random.default_rng(seed & (2**64 - 1))
+    return np.minimum(rng.geometric(1 - acceptance, count) - 1, draft).astype(np.int64)
 
 
 def _recorded(trace: Trace, tokens: Tokens, chosen: npt.NDArray[Any]) -> Schedule:
@@ -149,23 +181,29 @@ def _schedule(size: npt.NDArray[Any], token: npt.NDArray[Any], phase: npt.NDArra
 
 
 @cached_jit()
-def _run_lanes(first: Any, last: Any, phase: Any, n_lanes: int, ubatch: int) -> Any:
-    """Walk the lanes. Returns step sizes, tokens in step order and step phases.
+def _run_lanes(
+    first: Any, last: Any, phase: Any, n_lanes: int, ubatch: int, draft: int, accepted: Any
+) -> Any:
+    """Walk the lanes. Returns step sizes, tokens in step order, step phases, and the number of
+    (lane, decode step) pairs.
 
     Args:
         first, last: int64 [requests], each request's span of tokens.
         phase: uint8 [tokens].
+        accepted: int64 [tokens], drafted tokens accepted in the i-th verification.
     """
     n = len(phase)
     size = np.zeros(n, np.int64)
     step_phase = np.zeros(n, np.uint8)
-    order = np.zeros(n, np.int64)
+    order = np.zeros(n * (draft + 1), np.int64)
     at = np.zeros(n_lanes, np.int64)  # next token of a lane; at == end means idle
     end = np.zeros(n_lanes, np.int64)
     waiting = 0
     steps = 0
     done = 0
-    while done < n:
+    given = 0  # tokens that need no further step
+    busy = 0
+    while given < n:
         for lane in range(n_lanes):
             while True:
                 if at[lane] == end[lane]:
@@ -182,6 +220,7 @@ def _run_lanes(first: Any, last: Any, phase: Any, n_lanes: int, ubatch: int) -> 
                         at[lane] += 1
                         done += 1
                         count += 1
+                    given += count
                     size[steps] = count
                     step_phase[steps] = PREFILL
                     steps += 1
@@ -190,12 +229,22 @@ def _run_lanes(first: Any, last: Any, phase: Any, n_lanes: int, ubatch: int) -> 
         count = 0
         for lane in range(n_lanes):
             if at[lane] < end[lane]:
-                order[done] = at[lane]
-                at[lane] += 1
-                done += 1
-                count += 1
+                verified = 0
+                while (
+                    verified <= draft
+                    and at[lane] + verified < end[lane]
+                    and phase[at[lane] + verified] == DECODE
+                ):
+                    order[done] = at[lane] + verified
+                    done += 1
+                    verified += 1
+                advance = min(1 + accepted[busy], verified)
+                at[lane] += advance
+                given += advance
+                count += verified
+                busy += 1
         if count:
             size[steps] = count
             step_phase[steps] = DECODE
             steps += 1
-    return size[:steps], order, step_phase[:steps]
+    return size[:steps], order[:done], step_phase[:steps], busy
