@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from naive_classic import CLASSIC
 from naive_moe import MOE
 from naive_policies import POLICIES as CORE
 from naive_policies import Policy
+from naive_queues import QUEUES
+from naive_scores import SCORES
 
-POLICIES: dict[str, type[Policy]] = {**CORE, **CLASSIC, **MOE}
+POLICIES: dict[str, type[Policy]] = {**CORE, **QUEUES, **SCORES, **MOE}
 
 #: Fit for traces of a few dozen tokens and pools of a few dozen slots, unlike most defaults.
 OTHER_PARAMS: dict[str, dict[str, float]] = {

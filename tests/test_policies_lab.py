@@ -51,7 +51,7 @@ def test_from_new_to_a_curve_in_the_report(
             ("state.queue[state.ends[1]] = key", "state.queue[state.ends[1] + 10**6] = key"),
             r"IndexError: index is out of bounds",
         ),
-        (("return chosen", "while chosen >= 0: pass\n    return chosen"), r"within 60 s \(bounds"),
+        (("return chosen", "while chosen >= 0: pass\n    return chosen"), r"within 30 s \(bounds"),
         (
             ("return State(", "fill = [np.ones(2**20) for _ in range(10**6)]; return State("),
             r"init\(\) failed: MemoryError",
@@ -64,7 +64,7 @@ def test_what_is_wrong_is_one_line(
 ) -> None:
     assert change[0] in GOOD
     path = write(tmp_path, GOOD.replace(*change))
-    limit = "60" if "while chosen" in change[1] else "600"
+    limit = "30" if "while chosen" in change[1] else "300"
     code = main(["policies", "check", path, "--seconds", limit, "--memory", "1024"])
     err = capsys.readouterr().err
     assert code == 1

@@ -19,7 +19,7 @@ from naive_bounds import fewest_misses, fewest_misses_bypassing
 from strategies import SmallTrace, small_trace, small_traces, weights_of
 
 from simlab.policy.loader import Policy
-from simlab.policy.registry import load_policy
+from simlab.policy.registry import load_policy, policy_names
 from simlab.replay.cell import Cell
 from simlab.replay.run import Replayer
 from simlab.result.schema import Result
@@ -54,6 +54,10 @@ THIRDS = 3  # of the policies, for one trace each in the run that everybody wait
 def loaded(name: str) -> Policy:
     """A policy by name; read once, since each look-up hashes its sources."""
     return load_policy(name)
+
+
+def test_every_policy_has_a_twin() -> None:
+    assert set(POLICIES) == set(policy_names())
 
 
 def compare(result: Result, run: Run, tally: Tally) -> None:

@@ -27,6 +27,7 @@ from simlab.errors import PolicyError, SimlabError
 from simlab.trace.schema import DECODE, Trace, TraceMeta
 
 LAYERS, EXPERTS, K = 3, 12, 3
+PATIENCE = 20
 #: (stage, numba's switch, what it shows when it passes)
 STAGES = (
     ("bounds", "NUMBA_BOUNDSCHECK", "compiles; invariants hold, with bounds checks"),
@@ -44,11 +45,12 @@ class Passed:
     lru_lookups_per_second: float = 0.0
 
 
-def check_policy(path: str, *, seconds: float = 120.0, mib: int = 4096) -> Iterator[Passed]:
+def check_policy(path: str, *, seconds: int = 120, mib: int = 4096) -> Iterator[Passed]:
     """Run the stages one after the other.
 
     Args:
-        seconds: most time a stage may take, compilation included.
+        seconds: most processor time a stage may take, compilation included; other programs do not
+            count. A policy that waits is ended after PATIENCE times as long.
         mib: most memory that a stage may add to what Python and numba take, in MiB.
 
     Raises:
@@ -69,26 +71,28 @@ def check_policy(path: str, *, seconds: float = 120.0, mib: int = 4096) -> Itera
 
 
 def _in_process(
-    path: str, stage: str, switch: str, cache: str, seconds: float, mib: int
+    path: str, stage: str, switch: str, cache: str, seconds: int, mib: int
 ) -> dict[str, Any]:
     environment = {**os.environ, "SIMLAB_CACHE_DIR": str(Path(cache) / stage)}
     for other in ("NUMBA_BOUNDSCHECK", "NUMBA_DISABLE_JIT"):
         environment.pop(other, None)
     if switch:
         environment[switch] = "1"
-    command = [sys.executable, "-m", "simlab.analysis.policy_check", path, stage, str(mib)]
+    command = [sys.executable, "-m", __name__, path, stage, str(seconds), str(mib)]
     try:
         done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=seconds
+            command, env=environment, capture_output=True, text=True, timeout=PATIENCE * seconds
         )
+        died = signal.Signals(-done.returncode).name if done.returncode < 0 else ""
     except subprocess.TimeoutExpired:
+        died = "SIGXCPU"
+    if died == "SIGXCPU":
         raise PolicyError(
-            f"{path} did not come to an end within {seconds:g} s ({stage}): a loop that never ends?"
+            f"{path} did not come to an end within {seconds} s ({stage}): a loop that never ends?"
             " (more time: --seconds)"
-        ) from None
-    if done.returncode < 0:
-        name = signal.Signals(-done.returncode).name
-        raise PolicyError(f"{path} crashed Python ({name}, {stage})")
+        )
+    if died:
+        raise PolicyError(f"{path} crashed Python ({died}, {stage})")
     try:
         told = json.loads(done.stdout.splitlines()[-1])
     except (IndexError, ValueError):
@@ -174,7 +178,7 @@ def _decisions(path: str) -> str:
 
 
 def _speeds(path: str) -> list[float]:
-    """Lookups per second of the policy and of LRU: 24 x 32 keys, k = 4, a quarter of them."""
+    """Lookups per second of processor time, of the policy and of LRU: 24 x 32 keys, k = 4."""
     from simlab.policy.registry import load_policy
     from simlab.replay.cell import Cell
     from simlab.replay.run import Replayer
@@ -199,15 +203,15 @@ def _speeds(path: str) -> list[float]:
     seconds: list[list[float]] = [[], []]
     for round_ in range(4):
         for cell, measured in zip(cells, seconds, strict=True):
-            started = time.perf_counter()
+            started = time.process_time()
             replayer.outcomes(cell)
             if round_:
-                measured.append(time.perf_counter() - started)
+                measured.append(time.process_time() - started)
     return [rows * k / float(np.median(measured)) for measured in seconds]
 
 
-def _limit_memory(mib: int) -> None:
-    """Let this process grow by so much and no more, where the system can (Linux)."""
+def _limit(seconds: int, mib: int) -> None:
+    """Let this process run and grow by so much and no more, where the system can (Linux)."""
     try:
         import resource
 
@@ -216,13 +220,14 @@ def _limit_memory(mib: int) -> None:
         return
     most = pages * resource.getpagesize() + mib * 2**20
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
 
 
-def _child(path: str, stage: str, mib: int) -> dict[str, Any]:
+def _child(path: str, stage: str, seconds: int, mib: int) -> dict[str, Any]:
     import simlab.replay.run  # the libraries are not the policy's memory
 
     assert simlab.replay.run
-    _limit_memory(mib)
+    _limit(seconds, mib)
     try:
         told: dict[str, Any] = {"digest": _decisions(path)}
         if stage == "compiled":
@@ -235,4 +240,5 @@ def _child(path: str, stage: str, mib: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write("\n" + json.dumps(_child(sys.argv[1], sys.argv[2], int(sys.argv[3]))) + "\n")
+    told = _child(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    sys.stdout.write("\n" + json.dumps(told) + "\n")

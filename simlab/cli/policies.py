@@ -89,9 +89,11 @@ def new(name: str) -> None:
 
 @command.command("check")
 @click.argument("file")
-@click.option("--seconds", default=300.0, show_default=True, help="Most time for each stage.")
+@click.option(
+    "--seconds", default=120, show_default=True, help="Most processor time for each stage."
+)
 @click.option("--memory", default=4096, show_default=True, help="Most memory for it, in MiB.")
-def check(file: str, seconds: float, memory: int) -> None:
+def check(file: str, seconds: int, memory: int) -> None:
     """Check a policy: bounds, invariants, compiled = interpreted, speed.
 
     Replays random and hostile traces, each stage in a process of its own.

@@ -12,6 +12,7 @@ import inspect
 import math
 import re
 import sys
+import textwrap
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -65,10 +66,11 @@ class Policy:
 
     @property
     def summary(self) -> str:
-        """The first sentence of its docstring, on one line."""
+        """The first sentence of its docstring, on one line, cut if long."""
         first = " ".join(self.doc.split("\n\n")[0].split())
-        end = re.search(r"[.;:] ", first)
-        return first if end is None else first[: end.start()]
+        end = re.search(r"[.;] ", first)
+        text = first if end is None else first[: end.start()]
+        return textwrap.shorten(text.rstrip("."), 100, placeholder=" ...")
 
     @property
     def reads_future(self) -> bool:
