@@ -181,7 +181,8 @@ def test_sigterm_leaves_nothing_half_written(tmp_path: Path, repo: Path) -> None
         [*command, "--requests", "64", "--decode-tokens", "20000"],
         cwd=tmp_path, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
-    while process.poll() is None and not any(tmp_path.iterdir()):
+    stream = tmp_path / "big.parquet.part.arrows"
+    while process.poll() is None and not (stream.exists() and stream.stat().st_size > 10_000):
         time.sleep(0.05)
     process.terminate()
     _, err = process.communicate()

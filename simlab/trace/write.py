@@ -113,7 +113,7 @@ class TraceWriter:
         described = kinds.with_metadata({METADATA_KEY: meta.to_json().encode()})
         try:
             self._put(described.serialize())
-        except TraceError:
+        except BaseException:
             # nothing is in it yet: leave nothing behind
             self._file.close()
             self.stream_path.unlink(missing_ok=True)
