@@ -15,8 +15,10 @@ from simlab.cost.presets import COPY_US, Rate, device_rate, host_rate, link_rate
 from simlab.errors import SimlabError, UsageError
 from simlab.model.budget import MIB
 from simlab.model.kv import kv_bytes_per_token, longest_context
-from simlab.model.shape import ExpertTensor, ModelShape
-from simlab.replay.run import replay_cell
+from simlab.model.shape import ExpertTensor, ModelShape, layout_for
+from simlab.policy.registry import load_policy
+from simlab.replay.cell import Cell
+from simlab.replay.run import Replayer, replay_cell
 from simlab.trace.schema import DECODE, PREFILL, Trace, TraceMeta
 from simlab.trace.write import write_trace
 
@@ -258,9 +260,24 @@ def test_the_command(
     assert main([*arguments, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["kind"] == "predicted" and found["streams"] == 1
-    times = [choice["decode_ms"] for choice in found["choices"]]
+    times = [choice["decode_ms"] for choice in found["choices"] if not choice["pinned"]]
     assert times == sorted(times) and len(times) >= 4
     assert any("do not fit the 0.1 GiB of host memory" in note for note in found["notes"])
     assert main(arguments) == 0
     out = capsys.readouterr().out
     assert "PREDICTED" in out and found["llama_cpp"] in out
+
+
+def test_pinned_experts_take_the_room_of_slots() -> None:
+    found = adviser(500 * MIB)
+    best = found.choose(0, 330)
+    (slots,) = best.slots
+    few, more = found.with_pins(best)
+    assert (few.pinned, more.pinned) == (slots // LAYERS // 4, slots // LAYERS // 2)
+    for choice in (few, more):
+        assert (choice.mib, choice.slots, choice.used) == (best.mib, best.slots, best.used)
+        row = Replayer(trace(), layout=layout_for(model()), prefill="skip", pin=choice.pinned).run(
+            Cell(load_policy("lru"), best.slots)
+        )
+        assert choice.hit_rate == row.hit_rate != best.hit_rate
+    assert found.with_pins(found.choose(0, 0)) == []

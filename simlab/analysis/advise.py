@@ -61,6 +61,8 @@ class Choice:
         mib_per_token: uploaded. decode_ms: per token and stream lane, of one step.
         tok_s: over all streams. prefill_ms: transfers per prompt token; None without prompts.
         used: bytes of device memory. host: bytes of host memory. warnings: of the plan.
+        pinned: experts of each other layer that never leave, in room taken from the cache: those
+            that the trace picks most, which is hindsight. llama.cpp cannot pin.
     """
 
     resident: int
@@ -75,6 +77,7 @@ class Choice:
     host: int
     break_even: float | None = None
     warnings: tuple[str, ...] = ()
+    pinned: int = 0
 
 
 class Adviser:
@@ -110,7 +113,7 @@ class Adviser:
         self.policy, self.trace_name = load_policy(policy), trace_name
         self.layers = sorted(shape.experts)
         self.other = shape.other_bytes - shape.input_bytes
-        self._replayers: dict[int, Replayer] = {}
+        self._replayers: dict[tuple[int, int], Replayer] = {}
         if not (trace.phase == DECODE).any():
             raise UsageError(f"{trace_name or 'the trace'} has no decode tokens to predict from")
         access = self._replayer(0).access(streams)
@@ -169,13 +172,18 @@ class Adviser:
         return size / self.machine.cpu.gb_s / 1e6 - size / self.machine.device.gb_s / 1e6
 
     def choose(
-        self, resident: int, mib: float | None = None, *, context: int | None = None
+        self,
+        resident: int,
+        mib: float | None = None,
+        *,
+        context: int | None = None,
+        pinned: int = 0,
     ) -> Choice:
         """Predict one placement.
 
         Args:
             resident: whole layers on the device, the last ones. mib: of the cache; None: all that
-                is left, 0: no cache.
+                is left, 0: no cache. context: other than asked for. pinned: see Choice.
         """
         hosted = self.layers[: len(self.layers) - resident]
         room = self.room(resident, context)
@@ -194,7 +202,9 @@ class Adviser:
             slots, warnings = slots_for_budget(layout, size)
         except NothingCached:
             return plain
-        row = self._replay(resident, tuple(slots))
+        row = self._replayer(resident, pinned).run(
+            Cell(self.policy, tuple(slots), None, self.streams)
+        )
         moved = row.counters.bytes_moved
         assert moved is not None
         tensors = np.mean([len(self.shape.experts[layer]) for layer in hosted])
@@ -219,6 +229,7 @@ class Adviser:
             used=used + int(size * MIB),
             break_even=1.0 - (without - self.base_ms) / full,
             warnings=(*warnings, *self._cliff(row)),
+            pinned=pinned,
         )
 
     def _tok_s(self, step_ms: float) -> float:
@@ -228,15 +239,14 @@ class Adviser:
         """Transfers per prompt token: a full ubatch of 512 touches nearly every expert."""
         return streamed / self.machine.link.gb_s / 1e6 / 512
 
-    def _replay(self, resident: int, slots: tuple[int, ...]) -> Result:
-        return self._replayer(resident).run(Cell(self.policy, slots, None, self.streams))
-
-    def _replayer(self, resident: int) -> Replayer:
-        if resident not in self._replayers:
+    def _replayer(self, resident: int, pinned: int = 0) -> Replayer:
+        if (resident, pinned) not in self._replayers:
             hosted = self.layers[: len(self.layers) - resident]
             layout = layout_for(self.shape, host_layers=hosted)
-            self._replayers[resident] = Replayer(self.trace, layout=layout, prefill="skip")
-        return self._replayers[resident]
+            self._replayers[resident, pinned] = Replayer(
+                self.trace, layout=layout, prefill="skip", pin=pinned
+            )
+        return self._replayers[resident, pinned]
 
     def _cliff(self, row: Result) -> Iterator[str]:
         for n in row.slots:
@@ -270,6 +280,13 @@ class Adviser:
                 attempt(near)
         # equal predictions: fewer whole layers, for a cache adapts to other text
         return sorted(tried.values(), key=lambda c: (c.decode_ms, c.resident))
+
+    def with_pins(self, best: Choice) -> list[Choice]:
+        """A cached placement with a quarter and a half of its slots pinned, where that can be."""
+        hosted = len(self.layers) - best.resident
+        each = min(sum(best.slots) // hosted, self.shape.n_expert - 1) if best.mib else 0
+        counts = {each // 4, each // 2} - {0}
+        return [self.choose(best.resident, best.mib, pinned=n) for n in sorted(counts)]
 
     def worth_of_a_gib(self, best: Choice) -> dict[str, float | None]:
         """Milliseconds a step that one more GiB saves, by what it is spent on; None: cannot be.

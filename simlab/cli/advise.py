@@ -114,6 +114,7 @@ def command(
     with bar("Predicting", 10) as advance:
         choices = adviser.search(lambda: advance(1) if advance else None)
         best = choices[0]
+        choices += adviser.with_pins(best)
         worth = adviser.worth_of_a_gib(best)
         contexts = adviser.contexts(best, longest)
     if as_json:

@@ -141,13 +141,17 @@ def advice_lines(
         yield f"  {name:<34} {size / _GIB:7.2f} GiB"
     yield "\nplacements, best predicted decode first"
     yield "  whole layers  cache MiB  slots          hits  MiB/token  ms/step  tok/s"
-    for c in choices[:8]:
+    pinned = [c for c in choices if c.pinned]
+    for c in [*[c for c in choices if not c.pinned][:8], *pinned]:
         slots = ";".join(f"{n}" for n in c.slots) or "-"
         yield (
             f"  {c.resident:>12}  {c.mib:>9,.0f}  {slots:<12} {_share(c.hit_rate):>6}"
             f"  {c.mib_per_token:>9,.1f}  {c.decode_ms:>7.2f}  {c.tok_s:>5.1f}"
             + ("" if c.mib or c.resident == len(adviser.layers) else "  CPU computes the rest")
+            + (f"  {c.pinned} experts a layer pinned" if c.pinned else "")
         )
+    if pinned:
+        yield "pinned: the most picked experts of this trace, in hindsight; needs an engine change"
     if best.prefill_ms is not None:
         yield (
             f"prefill: transfers alone take {best.prefill_ms:.2f} ms a prompt token in full batches"
