@@ -74,21 +74,18 @@ def test_what_is_wrong_is_one_line(
 
 
 def test_a_policy_that_remembers_between_runs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, repo: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = GOOD.replace("class State", "RUNS = np.zeros(1, np.int64)\n\n\nclass State")
-    text = text.replace(
-        "def init(geometry, slots, params):\n",
-        "def init(geometry, slots, params):\n    RUNS[0] += 1\n",
-    ).replace("np.zeros(2, np.int64))", "np.zeros(2, np.int64) + 0 * RUNS[0], RUNS.copy())")
-    text = text.replace("    ends: np.ndarray\n", "    ends: np.ndarray\n    runs: np.ndarray\n")
+    text = (repo / "policies" / "fifo.py").read_text(encoding="utf-8")
+    text = text.replace("class State", "import numpy as np\n\nRUNS = np.zeros(1)\n\n\nclass State")
+    text = text.replace("    arrival: Lists\n", "    arrival: Lists\n    run: float\n")
+    text = text.replace("    return State(", "    RUNS[0] += 1\n    return State(run=RUNS[0], ")
     text += (
-        "\n\ndef admit(state, cache, group, key, victim):\n"
-        "    return victim < 0 or (state.runs[0] + key) % 3 > 0\n"
+        "\n\nDECLINES = True\n\n\ndef admit(state, cache, group, key, victim):\n"
+        "    return victim < 0 or (state.run + key) % 3 > 0\n"
     )
-    path = write(tmp_path, text + "\nDECLINES = True\n")
-    assert main(["policies", "check", path]) == 1
-    assert "the second time" in capsys.readouterr().err
+    assert main(["policies", "check", write(tmp_path, text)]) == 1
+    assert "decides otherwise the second time" in capsys.readouterr().err
 
 
 def test_check_has_limits_and_needs_a_file(capsys: pytest.CaptureFixture[str]) -> None:
