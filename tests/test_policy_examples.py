@@ -62,7 +62,8 @@ def play(
     keys, n = n_layers * EXPERTS, len(access.experts)
     group = Group(n_layers, EXPERTS, keys, slots, trace.meta.k, n, seed=0)
     in_group = np.arange(n_layers, dtype=np.int32)
-    needed = Needs(trace, 0).of(policy, access, 1, in_group, group)
+    served = np.ones(len(access.set_step), np.bool_)
+    needed = Needs(trace).of(policy, access, 1, in_group, group, served)
     cache = new_cache(group, slots, next_use=policy.reads_future, weights=policy.reads_weights)
     sizes = np.array(layer_bytes[:n_layers], np.int64)
     state = policy.new_state(group, params, uses=needed.uses, layer_bytes=sizes)
@@ -79,6 +80,7 @@ def play(
             needed.next_use, needed.weights, access.step_tokens,
             in_group, WHOLE_SET, 0, policy.protects_present,
             outcome, runs, np.zeros((8, 3), np.int32),
+            np.zeros(8, np.uint16), np.zeros(8, np.int32), np.zeros(8, np.uint8),
         )  # fmt: skip
         assert stopped == -1
         for s in range(first, last):
