@@ -31,7 +31,7 @@ class State(NamedTuple):
 def init(geometry, slots, params):
     return State(
         used=np.zeros((geometry.keys, int(params["k"])), np.int64),
-        score=np.zeros(geometry.keys),
+        score=np.full(geometry.keys, NEVER),
         lowest=new_lowest(geometry.layers),
         clock=np.zeros(1, np.int64),
     )

@@ -72,6 +72,8 @@ def on_set(state, cache, group, layer, experts):
 def mean_log_lift(state, group, layer, expert):
     """Mean log lift of an expert that was picked before, given its layer's last set."""
     base = layer * group.experts
+    if state.picked[base + expert] == 0:  # resident from the start (sglang), not picked yet
+        return 0.0
     share = state.picked[base + expert] / state.visits[layer]
     total = 0.0
     factor = 1.0

@@ -46,6 +46,8 @@ class MixTr(Mix):
     def lift(self, key: int) -> float:
         layer = key // self.experts
         p = self.picks[key] / self.visits[layer]
+        if not p:  # sglang: resident from the start
+            return 0.0
         ratios = [
             (self.pairs[before, key] + 8.0 * p) / ((self.after[before] + 8.0) * p)
             for before in self.previous[layer]

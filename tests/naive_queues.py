@@ -368,6 +368,10 @@ class CappedLru(Lru):
 
     defaults = {"uploads": 2}
 
+    def start(self) -> None:
+        super().start()
+        self.left = 0
+
     def on_set(self, layer: int, experts: Sequence[int]) -> None:
         self.left = int(self.params["uploads"])
 

@@ -29,9 +29,9 @@ class LruK(Policy):
     def victim(self, key: int, present: set[int]) -> int:
         wanted = int(self.params["k"])
 
-        def rank(k: int) -> tuple[bool, int]:
-            uses = self.uses[k]
-            return (True, uses[-wanted]) if len(uses) >= wanted else (False, uses[-1])
+        def rank(k: int) -> tuple[bool, int, int]:
+            uses = self.uses[k] or [0]  # sglang: resident from the start
+            return (True, uses[-wanted], k) if len(uses) >= wanted else (False, uses[-1], k)
 
         return min(self.candidates(present), key=rank)
 
@@ -96,7 +96,7 @@ class Lrfu(Policy):
         for time in self.times[key]:
             c = 1.0 + c * math.exp((last - time) * rate)
             last = time
-        return math.log(c) + last * rate
+        return math.log(c) + last * rate if c else -math.inf
 
     def victim(self, key: int, present: set[int]) -> int:
         return min(self.candidates(present), key=lambda k: (self.rank(k), k))

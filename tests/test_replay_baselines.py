@@ -10,7 +10,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from naive import AccessSet, Run, prepare
+from naive import Run, prepare
 from naive import replay as naive_replay
 from strategies import SmallTrace, small_trace
 
@@ -111,8 +111,7 @@ def test_pins_are_hits_and_the_pool_never_sees_them(policy: str) -> None:
         ]
         left = [n - len(g) * count for n, g in zip(slots, case.shape.groups, strict=True)]
         sets = [
-            AccessSet(s.step, s.layer, [e for e in s.experts if e not in pins[s.layer]], s.picks)
-            for s in run.sets
+            s._replace(experts=[e for e in s.experts if e not in pins[s.layer]]) for s in run.sets
         ]
         tally = naive_replay(Run(run.shape, run.semantics, run.steps, sets), policy, left)
         pinned = sum(e in pins[s.layer] for s in run.sets for e in s.experts)

@@ -356,4 +356,4 @@ def test_a_failure_on_the_way_leaves_nothing(tmp_path, monkeypatch):
     with pytest.raises(RuntimeError):
         write_ar(tmp_path / "x.parquet", SMALL, progress=fails)
     assert list(tmp_path.iterdir()) == []
-    assert main(["synth", "ar", "--out", str(tmp_path / "absent" / "x.parquet")]) == 1
+    assert main(["synth", "ar", "--out", str(tmp_path / "absent" / "x.parquet")]) == 2
