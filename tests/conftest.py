@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,10 @@ import pytest
 # Before torch is imported: its threads wait for each other, and where tests run side by side or the
 # machine is busy, tiny models then take many times as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell starts jobs in the background with Ctrl-C ignored; tests press it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REPO = Path(__file__).resolve().parent.parent
 
