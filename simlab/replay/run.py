@@ -241,13 +241,12 @@ class Replayer:
         Args:
             slots: int64 [steps], slots of the pool in each step.
         """
-        in_step = slots[access.set_step]
-        served: npt.NDArray[np.bool_] = in_step > 0
+        served: npt.NDArray[np.bool_] = slots > 0
         if self.gate:
-            tokens = access.step_tokens[access.set_step].astype(np.int64)
+            tokens = access.step_tokens.astype(np.int64)
             needed = np.minimum(tokens * self.trace.meta.k, self.trace.meta.n_expert)
-            served &= (tokens <= self.gate) & (needed <= in_step)
-        return served
+            served &= (tokens <= self.gate) & (needed <= slots)
+        return served[access.set_step]
 
     def slots_by_step(self, cell: Cell, number: int) -> npt.NDArray[np.int64]:
         """Slots of one pool in each step: int64 [steps]; all the same without ``capacity``."""
