@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from simlab.policy.linked import Lists, move_back, new_lists, push_back, unlink
+from simlab.policy.linked import Lists, after, move_back, new_lists, push_back, unlink
 
 NAME = "clock"
 VERSION = 1
@@ -31,7 +31,7 @@ def on_hit(state, cache, group, key):
 
 def victim(state, cache, group, key):
     while True:
-        hand = state.ring.next[group.keys]
+        hand = after(state.ring, group.keys)
         if cache.stamp[hand] != cache.now[0]:
             if not state.used[hand]:
                 return hand

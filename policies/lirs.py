@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from simlab.policy.linked import Lists, first_absent, new_lists, push_back, unlink
+from simlab.policy.linked import Lists, after, first_absent, new_lists, push_back, unlink
 from simlab.policy.protocol import Param
 
 NAME = "lirs"
@@ -49,15 +49,15 @@ def to_back(lists, group, key):
 
 
 def in_list(lists, key):
-    return lists.next[key] != key
+    return after(lists, key) != key
 
 
 def prune(state, group):
     """The bottom of S is a LIR key."""
-    bottom = state.stack.next[group.keys]
+    bottom = after(state.stack, group.keys)
     while bottom < group.keys and state.status[bottom] != LIR:
         unlink(state.stack, bottom)
-        bottom = state.stack.next[group.keys]
+        bottom = after(state.stack, group.keys)
 
 
 def make_lir(state, group, key):
@@ -67,7 +67,7 @@ def make_lir(state, group, key):
     state.n_lir[0] += 1
     prune(state, group)
     if state.n_lir[0] > state.most_lir:
-        bottom = state.stack.next[group.keys]
+        bottom = after(state.stack, group.keys)
         unlink(state.stack, bottom)
         push_back(state.queue, group.keys, bottom)
         state.status[bottom] = HIR
@@ -97,9 +97,9 @@ def victim(state, cache, group, key):
     chosen = first_absent(state.queue, cache, group.keys, group.keys)
     if chosen >= 0:
         return chosen
-    lowest = np.int64(state.stack.next[group.keys])
+    lowest = np.int64(after(state.stack, group.keys))
     while state.status[lowest] != LIR or cache.stamp[lowest] == cache.now[0]:
-        lowest = np.int64(state.stack.next[lowest])
+        lowest = np.int64(after(state.stack, lowest))
     return lowest
 
 

@@ -6,7 +6,7 @@ of an access set move before the first victim is named, so the front is never a 
 
 from typing import NamedTuple
 
-from simlab.policy.linked import Lists, move_back, new_lists, push_back, unlink
+from simlab.policy.linked import Lists, after, move_back, new_lists, push_back, unlink
 
 NAME = "lru"
 VERSION = 1
@@ -26,7 +26,7 @@ def on_hit(state, cache, group, key):
 
 
 def victim(state, cache, group, key):
-    return state.recency.next[group.keys]
+    return after(state.recency, group.keys)
 
 
 def on_evict(state, cache, group, key):

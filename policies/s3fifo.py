@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from simlab.policy.linked import move_back
+from simlab.policy.linked import after, move_back
 from simlab.policy.protocol import Param
 from simlab.policy.queues import NOWHERE, Queues, new_queues, oldest, put
 
@@ -67,9 +67,9 @@ def on_miss(state, cache, group, key):
 def from_small(state, cache, group):
     """The first key to leave the small queue, or -1; those before it move to the main queue."""
     lists = state.queues.lists
-    key = np.int64(lists.next[group.keys + SMALL])
+    key = np.int64(after(lists, group.keys + SMALL))
     while key < group.keys:
-        following = np.int64(lists.next[key])
+        following = np.int64(after(lists, key))
         if cache.stamp[key] != cache.now[0]:
             if state.hits[key] < PROVEN:
                 return key
@@ -86,9 +86,9 @@ def from_main(state, cache, group):
     again = True
     while again:  # as long as some key may still come to zero
         again = False
-        key = np.int64(lists.next[sentinel])
+        key = np.int64(after(lists, sentinel))
         for _ in range(state.queues.size[MAIN]):
-            following = np.int64(lists.next[key])
+            following = np.int64(after(lists, key))
             if cache.stamp[key] != cache.now[0]:
                 if state.hits[key] == 0:
                     return key

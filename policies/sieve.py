@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from simlab.policy.linked import Lists, new_lists, push_back, unlink
+from simlab.policy.linked import Lists, after, new_lists, push_back, unlink
 
 NAME = "sieve"
 VERSION = 1
@@ -39,18 +39,18 @@ def victim(state, cache, group, key):
     hand = state.hand[0]
     while True:
         if hand == group.keys:  # past the newest: start again at the oldest
-            hand = np.int64(state.arrival.next[group.keys])
+            hand = np.int64(after(state.arrival, group.keys))
         if cache.stamp[hand] != cache.now[0]:
             if not state.marked[hand]:
                 state.hand[0] = hand
                 return hand
             state.marked[hand] = False
-        hand = np.int64(state.arrival.next[hand])
+        hand = np.int64(after(state.arrival, hand))
 
 
 def on_evict(state, cache, group, key):
     if state.hand[0] == key:
-        state.hand[0] = state.arrival.next[key]
+        state.hand[0] = after(state.arrival, key)
     unlink(state.arrival, key)
 
 

@@ -116,14 +116,16 @@ def test_an_editable_install_sees_an_edited_policy(repo: Path, tmp_path: Path) -
     before = replay_lru(bin_, tmp_path)
     policy = checkout / "policies" / "lru.py"
     text = policy.read_text()
-    least_recent = "    return state.recency.next[group.keys]\n"
+    least_recent = "    return after(state.recency, group.keys)\n"
     most_recent = (
-        "    out = state.recency.prev[group.keys]\n"
+        "    out = before(state.recency, group.keys)\n"
         "    while cache.stamp[out] == cache.now[0]:  # a member of the present set may not leave\n"
-        "        out = state.recency.prev[out]\n"
+        "        out = before(state.recency, out)\n"
         "    return out\n"
     )
-    edited = text.replace(least_recent, most_recent)
+    edited = text.replace(least_recent, most_recent).replace(
+        "import Lists, after,", "import Lists, before,"
+    )
     assert edited != text
     policy.write_text(edited)
     after = replay_lru(bin_, tmp_path)

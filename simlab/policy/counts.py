@@ -11,7 +11,15 @@ import numpy as np
 import numpy.typing as npt
 
 from simlab.policy.jit import kernel_jit
-from simlab.policy.linked import Lists, first_absent, new_lists, push_back, unlink
+from simlab.policy.linked import (
+    Lists,
+    after,
+    first_absent,
+    insert_after,
+    new_lists,
+    push_back,
+    unlink,
+)
 
 
 class Counts(NamedTuple):
@@ -45,15 +53,12 @@ def new_counts(n_keys: int) -> Counts:
 def _join(counts: Any, group: Any, key: int, before: int, count: int) -> None:
     """Put a key into the bucket of ``count``, which stands right after bucket ``before`` if any."""
     first = group.keys + 1
-    bucket = counts.order.next[before]
+    bucket = after(counts.order, before)
     if bucket == first or counts.level[bucket] != count:
         counts.n_spare[0] -= 1
         new = counts.spare[counts.n_spare[0]]
         counts.level[new] = count
-        counts.order.prev[new] = before
-        counts.order.next[new] = bucket
-        counts.order.next[before] = new
-        counts.order.prev[bucket] = new
+        insert_after(counts.order, before, new)
         bucket = new
     push_back(counts.members, group.keys + bucket, key)
     counts.bucket[key] = bucket
@@ -62,7 +67,7 @@ def _join(counts: Any, group: Any, key: int, before: int, count: int) -> None:
 @kernel_jit
 def _drop_if_empty(counts: Any, group: Any, bucket: int) -> None:
     sentinel = group.keys + bucket
-    if counts.members.next[sentinel] == sentinel:
+    if after(counts.members, sentinel) == sentinel:
         unlink(counts.order, bucket)
         counts.spare[counts.n_spare[0]] = bucket
         counts.n_spare[0] += 1
@@ -93,10 +98,10 @@ def stop_count(counts: Any, group: Any, key: int) -> None:
 @kernel_jit
 def least_counted(counts: Any, cache: Any, group: Any) -> Any:
     """The first key of the lowest count that is not in the present set, or -1."""
-    bucket = counts.order.next[group.keys + 1]
+    bucket = after(counts.order, group.keys + 1)
     while bucket != group.keys + 1:
         candidate = first_absent(counts.members, cache, group.keys, group.keys + bucket)
         if candidate >= 0:
             return candidate
-        bucket = counts.order.next[bucket]
+        bucket = after(counts.order, bucket)
     return np.int64(-1)

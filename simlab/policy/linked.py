@@ -16,59 +16,78 @@ from simlab.policy.jit import kernel_jit
 
 
 class Lists(NamedTuple):
-    """``prev`` and ``next``: uint32 [n_keys + n_lists]. A key in no list points to itself."""
+    """``links``: uint32 [n_keys + n_lists, 2], the positions before and after (side by side: most
+    steps need both). A key in no list points to itself.
+    """
 
-    prev: npt.NDArray[np.uint32]
-    next: npt.NDArray[np.uint32]
+    links: npt.NDArray[np.uint32]
 
 
 def new_lists(n_keys: int, n_lists: int) -> Lists:
     """``n_lists`` empty lists over ``n_keys`` keys."""
     here = np.arange(n_keys + n_lists, dtype=np.uint32)
-    return Lists(prev=here.copy(), next=here.copy())
+    return Lists(links=np.stack([here, here], axis=1))
+
+
+@kernel_jit
+def before(lists: Lists, position: int) -> Any:
+    """The position before a key (or the last of a sentinel's list): uint32."""
+    return lists.links[position, 0]
+
+
+@kernel_jit
+def after(lists: Lists, position: int) -> Any:
+    """The position after a key (or the first of a sentinel's list): uint32."""
+    return lists.links[position, 1]
 
 
 @kernel_jit
 def unlink(lists: Lists, key: int) -> None:
     """Take a key out of its list (harmless when it is in none)."""
-    before = lists.prev[key]
-    after = lists.next[key]
-    lists.next[before] = after
-    lists.prev[after] = before
-    lists.prev[key] = key
-    lists.next[key] = key
+    left = lists.links[key, 0]
+    right = lists.links[key, 1]
+    lists.links[left, 1] = right
+    lists.links[right, 0] = left
+    lists.links[key, 0] = key
+    lists.links[key, 1] = key
+
+
+@kernel_jit
+def insert_after(lists: Lists, left: int, key: int) -> None:
+    """Put a key that is in no list right after a position."""
+    right = lists.links[left, 1]
+    lists.links[left, 1] = key
+    lists.links[key, 0] = left
+    lists.links[key, 1] = right
+    lists.links[right, 0] = key
 
 
 @kernel_jit
 def push_back(lists: Lists, sentinel: int, key: int) -> None:
     """Put a key that is in no list at the end of the list of ``sentinel``."""
-    tail = lists.prev[sentinel]
-    lists.next[tail] = key
-    lists.prev[key] = tail
-    lists.next[key] = sentinel
-    lists.prev[sentinel] = key
+    tail = lists.links[sentinel, 0]
+    lists.links[tail, 1] = key
+    lists.links[key, 0] = tail
+    lists.links[key, 1] = sentinel
+    lists.links[sentinel, 0] = key
 
 
 @kernel_jit
 def move_back(lists: Lists, sentinel: int, key: int) -> None:
     """Move a listed key to the end of the list of ``sentinel``."""
-    before = lists.prev[key]
-    after = lists.next[key]
-    lists.next[before] = after
-    lists.prev[after] = before
-    tail = lists.prev[sentinel]
-    lists.next[tail] = key
-    lists.prev[key] = tail
-    lists.next[key] = sentinel
-    lists.prev[sentinel] = key
+    left = lists.links[key, 0]
+    right = lists.links[key, 1]
+    lists.links[left, 1] = right
+    lists.links[right, 0] = left
+    push_back(lists, sentinel, key)
 
 
 @kernel_jit
 def first_absent(lists: Lists, cache: Any, n_keys: int, sentinel: int) -> Any:
     """The first key of a list that is not in the present access set, or -1."""
-    key = lists.next[sentinel]
+    key = lists.links[sentinel, 1]
     while key < n_keys:
         if cache.stamp[key] != cache.now[0]:
             return np.int64(key)
-        key = lists.next[key]
+        key = lists.links[key, 1]
     return np.int64(-1)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simlab.policy.jit import kernel_jit
-from simlab.policy.linked import Lists, first_absent, new_lists, push_back, unlink
+from simlab.policy.linked import Lists, after, first_absent, new_lists, push_back, unlink
 
 NOWHERE = 0
 
@@ -47,7 +47,7 @@ def put(queues: Queues, group: Any, key: int, queue: int) -> None:
 @kernel_jit
 def oldest(queues: Queues, group: Any, queue: int) -> Any:
     """The key that was put first; ask only a queue that is not empty."""
-    return queues.lists.next[group.keys + queue]
+    return after(queues.lists, group.keys + queue)
 
 
 @kernel_jit
