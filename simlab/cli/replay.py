@@ -52,7 +52,6 @@ def command(
     from simlab.cli.options import chosen_policies, numbers, parameters
     from simlab.cli.progress import bar
     from simlab.cli.result_table import print_results
-    from simlab.model.placement import place
     from simlab.replay.baselines import baseline_results, parse_baselines
     from simlab.replay.capacity import read_capacity
     from simlab.replay.grid import cells_for, replay_grid
@@ -78,6 +77,8 @@ def command(
     path = str(find_trace(trace))
     placement = None
     if layout is not None:
+        from simlab.model.placement import place
+
         placement = place(
             layout,
             dtype=dtype,

@@ -7,10 +7,32 @@ compiled function cannot allocate. `init` can, and the loader says so when a hoo
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Callable
 from typing import Any
 
 from numba import njit
+
+_BLAS = "scipy.linalg.cython_blas"
+
+
+def _load_array_functions() -> None:
+    """Load numba's array functions without SciPy, a third of a second at every start.
+
+    As it loads them, numba probes for SciPy's BLAS (numba/np/arraymath.py, ``_check_blas``), only to
+    give ``np.inner`` the choice. A compiled function that does multiply matrices asks again.
+    """
+    if _BLAS in sys.modules:
+        return
+    sys.modules[_BLAS] = None  # type: ignore[assignment]  # makes the import fail at once
+    try:
+        importlib.import_module("numba.np.arraymath")
+    finally:
+        del sys.modules[_BLAS]
+
+
+_load_array_functions()
 
 #: Only compiled code calls these functions, so they need no way in from Python (a third of the time
 #: to compile a policy).

@@ -10,6 +10,7 @@ import difflib
 import hashlib
 import inspect
 import math
+import os
 import re
 import sys
 import textwrap
@@ -206,9 +207,9 @@ def _execute(path: Path, module_name: str, sources: Mapping[Path, bytes]) -> typ
         sys.path.remove(folder)
         # helpers beside the policy are bound by now; forget them, so that another policy's helper
         # of the same name, or an edited one, is read afresh
-        helpers = _helpers(sources)  # once: with torch there are thousands of modules
+        helpers = _helpers(sources)
         for name, other in list(sys.modules.items()):
-            if other is not module and _file_of(other) in helpers:
+            if other is not module and _is_one_of(other, helpers):
                 del sys.modules[name]
     return module
 
@@ -222,9 +223,14 @@ def _helpers(sources: Mapping[Path, bytes]) -> set[Path]:
     }
 
 
-def _file_of(module: Any) -> Path | None:
+def _is_one_of(module: Any, files: set[Path]) -> bool:
     file = getattr(module, "__file__", None)
-    return Path(file).resolve() if isinstance(file, str) else None
+    # by name first: there may be thousands of modules, and resolving a path asks the disk
+    return (
+        isinstance(file, str)
+        and os.path.basename(file) in {each.name for each in files}
+        and Path(file).resolve() in files
+    )
 
 
 def _line_in(exc: BaseException, path: Path) -> str:
