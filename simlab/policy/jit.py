@@ -20,8 +20,8 @@ _BLAS = "scipy.linalg.cython_blas"
 def _load_array_functions() -> None:
     """Load numba's array functions without SciPy, a third of a second at every start.
 
-    As it loads them, numba probes for SciPy's BLAS (numba/np/arraymath.py, ``_check_blas``), only to
-    give ``np.inner`` the choice. A compiled function that does multiply matrices asks again.
+    As it loads them, numba probes for SciPy's BLAS (numba/np/arraymath.py, ``_check_blas``), only
+    for ``np.convolve`` to choose. A compiled function that multiplies matrices asks again.
     """
     if _BLAS in sys.modules:
         return
