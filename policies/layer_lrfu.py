@@ -8,7 +8,7 @@ members stay; ties: lowest expert.
 from typing import NamedTuple
 
 from simlab.policy.decayed import HALF_LIFE, Decayed, decayed_uses, new_decayed
-from simlab.policy.lowest import left, refresh
+from simlab.policy.lowest import lowest_in_layer
 from simlab.policy.quota import Quota, new_quota, quota_victim
 
 NAME = "layer-lrfu"
@@ -36,8 +36,7 @@ def on_set(state, cache, group, layer, experts):
 
 
 def least_used(state, cache, group, layer):
-    refresh(state.decayed.lowest, cache, group, layer, state.decayed.rank)
-    return state.decayed.lowest.key[layer]
+    return lowest_in_layer(cache, group, layer, state.decayed.rank)
 
 
 def victim(state, cache, group, key):
@@ -45,7 +44,6 @@ def victim(state, cache, group, key):
 
 
 def on_evict(state, cache, group, key):
-    left(state.decayed.lowest, group, key)
     state.quota.held[key // group.experts] -= 1
 
 

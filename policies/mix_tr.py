@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from simlab.policy.lowest import left, refresh
+from simlab.policy.lowest import left, lowest_in_layer, next_stale
 from simlab.policy.mixture import Mixture, lowest_in_cycle, mix_visit, new_mixture
 from simlab.policy.protocol import Param
 
@@ -29,7 +29,8 @@ CHUNK = 8  # factors multiplied before a logarithm is taken: few logarithms, no 
 
 class State(NamedTuple):
     mixture: Mixture
-    score: npt.NDArray[np.float64]  # [keys], of the resident keys of an up-to-date layer
+    score: npt.NDArray[np.float64]  # [keys], of the keys that are scored
+    scored: npt.NDArray[np.int64]  # [keys], visit of its layer at which a key was scored
     last: npt.NDArray[np.uint16]  # [layers, experts], last set of each layer
     n_last: npt.NDArray[np.int64]  # [layers]
     visits: npt.NDArray[np.int64]  # [layers]
@@ -44,6 +45,7 @@ def init(geometry, slots, params):
     return State(
         mixture=new_mixture(keys, layers, HALF_LIVES),
         score=np.zeros(keys),
+        scored=np.full(keys, -1, np.int64),
         last=np.zeros((layers, experts), np.uint16),
         n_last=np.zeros(layers, np.int64),
         visits=np.zeros(layers, np.int64),
@@ -75,33 +77,46 @@ def mean_log_lift(state, group, layer, expert):
     if state.picked[base + expert] == 0:  # resident from the start (sglang), not picked yet
         return 0.0
     share = state.picked[base + expert] / state.visits[layer]
+    prior = PSEUDO * share
     total = 0.0
-    factor = 1.0
+    told = 1.0
+    expected = 1.0
     n = state.n_last[layer]
     for i in range(n):
         before = base + state.last[layer, i]
-        told = state.follows[before, expert] + PSEUDO * share
-        factor *= told / ((state.left_from[before] + PSEUDO) * share)
+        told *= state.follows[before, expert] + prior
+        expected *= (state.left_from[before] + PSEUDO) * share
         if i % CHUNK == CHUNK - 1:
-            total += math.log(factor)
-            factor = 1.0
-    return (total + math.log(factor)) / n
+            total += math.log(told / expected)
+            told = 1.0
+            expected = 1.0
+    return (total + math.log(told / expected)) / n
+
+
+def score_residents(state, cache, group, layer):
+    """Score the keys of a layer that may leave, once a visit of the layer."""
+    base = layer * group.experts
+    for expert in range(group.experts):
+        key = base + expert
+        if (
+            cache.slot_of[key] >= 0
+            and cache.stamp[key] != cache.now[0]
+            and state.scored[key] != state.visits[layer]
+        ):
+            told = mean_log_lift(state, group, layer, expert)
+            state.score[key] = math.log(state.mixture.mean[key]) + state.lift * told
+            state.scored[key] = state.visits[layer]
 
 
 def victim(state, cache, group, key):
     lowest = state.mixture.lowest
-    for layer in range(group.layers):
-        if lowest.stale[layer]:
-            base = layer * group.experts
-            for expert in range(group.experts):
-                member = base + expert
-                if cache.slot_of[member] >= 0 and cache.stamp[member] != cache.now[0]:
-                    value = math.log(state.mixture.mean[member])
-                    told = mean_log_lift(state, group, layer, expert)
-                    state.score[member] = value + state.lift * told
-            refresh(lowest, cache, group, layer, state.score)
-            chosen = lowest.key[layer]
-            state.mixture.value[layer] = state.score[chosen] if chosen >= 0 else np.inf
+    layer = next_stale(lowest, cache)
+    while layer >= 0:
+        score_residents(state, cache, group, layer)
+        chosen = lowest_in_layer(cache, group, layer, state.score)
+        lowest.key[layer] = chosen
+        state.mixture.value[layer] = state.score[chosen] if chosen >= 0 else np.inf
+        layer = next_stale(lowest, cache)
     return lowest_in_cycle(state.mixture, group)
 
 

@@ -48,15 +48,13 @@ class MixTr(Mix):
         p = self.picks[key] / self.visits[layer]
         if not p:  # sglang: resident from the start
             return 0.0
-        ratios = [
-            (self.pairs[before, key] + 8.0 * p) / ((self.after[before] + 8.0) * p)
-            for before in self.previous[layer]
-        ]
+        told = [self.pairs[before, key] + 8.0 * p for before in self.previous[layer]]
+        expected = [(self.after[before] + 8.0) * p for before in self.previous[layer]]
         # the logarithm of a product, eight factors at a time
         total = 0.0
-        for i in range(0, len(ratios), 8):
-            total += math.log(math.prod(ratios[i : i + 8]))
-        return total / len(ratios)
+        for i in range(0, len(told), 8):
+            total += math.log(math.prod(told[i : i + 8]) / math.prod(expected[i : i + 8]))
+        return total / len(told)
 
     def worth(self, key: int) -> float:
         return super().worth(key) + self.params["lift"] * self.lift(key)

@@ -14,7 +14,14 @@ import numpy.typing as npt
 
 from simlab.policy.cycle import visits_ahead
 from simlab.policy.jit import kernel_jit
-from simlab.policy.lowest import Lowest, new_lowest, refresh, visit
+from simlab.policy.lowest import (
+    Lowest,
+    in_order,
+    lowest_in_layer,
+    new_lowest,
+    next_stale,
+    visit,
+)
 
 FLOOR = 1e-9
 CYCLE_WEIGHT = 0.5
@@ -23,7 +30,8 @@ CYCLE_WEIGHT = 0.5
 class Mixture(NamedTuple):
     """``counts``: float64 [4, keys]; ``mean``: float64 [keys], mean of the four + FLOOR; ``decay``:
     float64 [4]; ``lowest``, ``value``: float64 [layers], the layer's lowest key and its value, inf
-    without one; ``ahead``: float64 [layers + 1], what d visits until a layer comes again take off.
+    without one; ``ahead``: float64 [2 layers], what d visits until a layer comes again take off, for
+    d = 1..L twice, so that the layers from 0 on find theirs in a row.
     """
 
     counts: npt.NDArray[np.float64]
@@ -44,7 +52,7 @@ def new_mixture(
         decay=np.array([2.0 ** (-1.0 / h) for h in half_lives]),
         lowest=new_lowest(n_layers),
         value=np.full(n_layers, np.inf),
-        ahead=CYCLE_WEIGHT * np.arange(n_layers + 1) / n_layers,
+        ahead=CYCLE_WEIGHT * np.tile(np.arange(1, n_layers + 1), 2) / n_layers,
     )
 
 
@@ -74,29 +82,26 @@ def lowest_in_cycle(mixture: Any, group: Any) -> Any:
     """Among the layers' lowest keys the one of the lowest value - 0.5 d / L, d = visits until its
     layer comes again, or -1. Ties: the lowest layer.
     """
-    best = -1
-    least = np.inf
-    current = mixture.lowest.current[0]
-    # layers 0 .. current come again after the others
-    offset = group.layers - current
-    for layer in range(group.layers):
-        if layer > current:
-            offset = -current
-        value = mixture.value[layer] - mixture.ahead[layer + offset]
-        if value < least:
-            least = value
-            best = layer
-    return np.int64(mixture.lowest.key[best]) if best >= 0 else np.int64(-1)
+    begin = group.layers - 1 - mixture.lowest.current[0]
+    values, ahead = mixture.value[:], mixture.ahead[begin : begin + group.layers]
+    least = in_order(values[0] - ahead[0])
+    for layer in range(1, group.layers):
+        least = min(least, in_order(values[layer] - ahead[layer]))
+    best = 0
+    while in_order(values[best] - ahead[best]) != least:
+        best += 1
+    return np.int64(mixture.lowest.key[best])  # -1 if it holds nothing that may leave
 
 
 @kernel_jit
 def mix_victim(mixture: Any, cache: Any, group: Any) -> Any:
     """The resident key outside the present set with the lowest ln(mean) - 0.5 d / L."""
-    lowest = mixture.lowest
-    for layer in range(group.layers):
-        if refresh(lowest, cache, group, layer, mixture.mean):
-            key = lowest.key[layer]
-            mixture.value[layer] = math.log(mixture.mean[key]) if key >= 0 else np.inf
+    layer = next_stale(mixture.lowest, cache)
+    while layer >= 0:
+        key = lowest_in_layer(cache, group, layer, mixture.mean)
+        mixture.lowest.key[layer] = key
+        mixture.value[layer] = math.log(mixture.mean[key]) if key >= 0 else np.inf
+        layer = next_stale(mixture.lowest, cache)
     return lowest_in_cycle(mixture, group)
 
 
@@ -105,4 +110,4 @@ def mix_value(mixture: Any, group: Any, key: int) -> Any:
     """What mix_victim minimises, of any key."""
     layer = np.int64(key) // group.experts
     ahead = visits_ahead(layer, mixture.lowest.current[0], group.layers)
-    return math.log(mixture.mean[key]) - mixture.ahead[ahead]
+    return math.log(mixture.mean[key]) - mixture.ahead[ahead - 1]
