@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from simlab.policy.jit import kernel_jit
 
-
 _INF = np.int64(np.float64(np.inf).view(np.int64))
 _MIN = np.int64(-(2**63))
 

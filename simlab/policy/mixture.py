@@ -30,8 +30,8 @@ CYCLE_WEIGHT = 0.5
 class Mixture(NamedTuple):
     """``counts``: float64 [4, keys]; ``mean``: float64 [keys], mean of the four + FLOOR; ``decay``:
     float64 [4]; ``lowest``, ``value``: float64 [layers], the layer's lowest key and its value, inf
-    without one; ``ahead``: float64 [2 layers], what d visits until a layer comes again take off, for
-    d = 1..L twice, so that the layers from 0 on find theirs in a row.
+    without one; ``ahead``: float64 [2 layers], what d visits until a layer comes again take off,
+    for d = 1..L and again, so that layers 0, 1, ... find theirs in a row.
     """
 
     counts: npt.NDArray[np.float64]
