@@ -29,6 +29,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "trace": ("trace", "Recover, slice or merge traces"),
     "synth": ("synth", "Make a synthetic trace: random picks, not those of a real model"),
     "replay": ("replay", "Replay TRACE through a cache and print hits, misses and bytes moved"),
+    "compare": (
+        "compare",
+        "Tell whether policy A is better than policy B, with an interval over requests",
+    ),
+    "tune": ("tune", "Search a policy's parameters on part of a trace, and report on the rest"),
     "probe": ("probe", "Measure the link to the device: bandwidth and latency by copy size"),
     "live": (
         "live",
