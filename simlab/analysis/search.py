@@ -38,9 +38,9 @@ def coarse_values(param: Param) -> list[float]:
         found = [float(4**i) for i in range(5)] if whole else [0.01, 0.1, 1.0, 10.0]
         found += [-x for x in found]
     else:
-        found = [default * 4.0**i for i in (-2, -1, 1, 2)] + [0.0]
-    found = [round(x) if whole else x for x in found]
-    return sorted({default, *(float(x) for x in found if param.low <= x <= param.high)})
+        found = [default * 4.0**i for i in (-2, -1, 1, 2)] + [0.0] * (param.low <= 0 <= param.high)
+    found = [min(max(round(x) if whole else x, param.low), param.high) for x in found]
+    return sorted({default, *map(float, found)})
 
 
 def _is_share(param: Param) -> bool:
