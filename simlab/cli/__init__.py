@@ -34,6 +34,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Tell whether policy A is better than policy B, with an interval over requests",
     ),
     "tune": ("tune", "Search a policy's parameters on part of a trace, and report on the rest"),
+    "explain": ("explain", "Tell why a policy misses: cold, capacity, or its own choice"),
     "probe": ("probe", "Measure the link to the device: bandwidth and latency by copy size"),
     "live": (
         "live",

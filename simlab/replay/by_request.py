@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from simlab.policy.jit import cached_jit
-from simlab.replay.access import EVERY_PICK, frozen
+from simlab.replay.access import EVERY_PICK, Access, frozen
 from simlab.replay.cell import Outcomes
 from simlab.replay.kernel import DECLINED, HIT, LARGE_STREAMED, UPLOADED
 from simlab.replay.run import Replayer
-from simlab.trace.schema import DECODE
+from simlab.trace.schema import DECODE, Trace
 
 _RUNS = 5  # the column behind the outcomes
 _COLUMNS = 6
@@ -59,26 +59,7 @@ def by_request(replayer: Replayer, outcomes: Outcomes) -> RequestTable:
     n_layers = len(trace.meta.moe_layers)
     n_requests = len(access.tokens.request_ids)
     schedule = access.schedule
-    shares = _shares(
-        frozen(schedule.offsets),
-        frozen(schedule.token),
-        frozen(access.tokens.row_start),
-        frozen(access.tokens.request),
-        frozen(access.layer_index),
-        frozen(trace.offsets),
-        frozen(trace.experts),
-        access.set_step,
-        access.set_layer,
-        access.offsets,
-        access.experts,
-        frozen(access.step_phase),
-        outcomes.outcome,
-        outcomes.runs,
-        trace.meta.n_expert,
-        n_layers,
-        n_requests,
-        access.order == EVERY_PICK,
-    )
+    shares = shared_out(trace, access, outcomes.outcome, outcomes.runs)
     request = access.tokens.request[schedule.token]
     size = np.diff(schedule.offsets)
     decodes = bool((access.step_phase == DECODE).any())
@@ -108,6 +89,39 @@ def by_request(replayer: Replayer, outcomes: Outcomes) -> RequestTable:
         copies=((phase[..., _RUNS] + streamed) @ tensors)[present],
         cpu_bytes=(declined @ sizes)[present],
     )
+
+
+def shared_out(
+    trace: Trace, access: Access, codes: npt.NDArray[np.uint8], runs: npt.NDArray[np.int64]
+) -> npt.NDArray[np.float64]:
+    """Lookups shared out to requests: float64 [requests, phase, layers, 6], by code 0..4.
+
+    Args:
+        codes: uint8 [lookups], what is counted. runs: int64 [sets], shared as code 0 of the set is
+            (uploads, of outcomes); in the last column.
+    """
+    schedule = access.schedule
+    shares: npt.NDArray[np.float64] = _shares(
+        frozen(schedule.offsets),
+        frozen(schedule.token),
+        frozen(access.tokens.row_start),
+        frozen(access.tokens.request),
+        frozen(access.layer_index),
+        frozen(trace.offsets),
+        frozen(trace.experts),
+        access.set_step,
+        access.set_layer,
+        access.offsets,
+        access.experts,
+        frozen(access.step_phase),
+        codes,
+        runs,
+        trace.meta.n_expert,
+        len(trace.meta.moe_layers),
+        len(access.tokens.request_ids),
+        access.order == EVERY_PICK,
+    )
+    return shares
 
 
 def _tensors(replayer: Replayer) -> dict[int, int]:
