@@ -35,6 +35,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "tune": ("tune", "Search a policy's parameters on part of a trace, and report on the rest"),
     "explain": ("explain", "Tell why a policy misses: cold, capacity, or its own choice"),
+    "frontier": (
+        "frontier",
+        "Compute the most hits that any policy could have for the bytes that it uploads",
+    ),
     "probe": ("probe", "Measure the link to the device: bandwidth and latency by copy size"),
     "live": (
         "live",

@@ -70,7 +70,9 @@ def command(
         trace_name=os.path.basename(path),
         command=command_line(),
     )
-    cells = [cells_of(replayer, *each, slots, mib, concurrency) for each in chosen]
+    cells = [
+        cells_of(replayer, [policy], params, slots, mib, concurrency) for policy, params in chosen
+    ]
     found = compare(
         replayer,
         list(zip(*cells, strict=True)),

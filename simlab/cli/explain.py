@@ -87,7 +87,7 @@ def command(
         trace_name=os.path.basename(path),
         command=command_line(),
     )
-    cells = cells_of(replayer, chosen, parameters(params), slots, mib, concurrency)
+    cells = cells_of(replayer, [chosen], parameters(params), slots, mib, concurrency)
     found = explain(replayer, cells, bound=bound, jobs=jobs or os.cpu_count() or 1)
     if as_json:
         told = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -41,12 +41,6 @@ _CELLS = [
         help="Which engine's rules: llama.cpp, sglang, bmoe or per-pick.",
     ),
     click.option(
-        "--on-decline",
-        default="stream",
-        show_default=True,
-        help="Who serves a miss the policy declines: stream (copied once) or cpu.",
-    ),
-    click.option(
         "--prefill",
         default="engine",
         show_default=True,
@@ -64,6 +58,12 @@ _CELLS = [
         "--n-expert", type=int, help="Experts of a layer, for a file that does not say it."
     ),
 ]
+_ON_DECLINE = click.option(
+    "--on-decline",
+    default="stream",
+    show_default=True,
+    help="Who serves a miss the policy declines: stream (copied once) or cpu.",
+)
 _INTERVALS = [
     click.option("--resamples", default=10_000, show_default=True, help="Draws of the bootstrap."),
     click.option("--confidence", default=0.95, show_default=True, help="Of the intervals."),
@@ -77,6 +77,11 @@ ENGINE = ("semantics", "on_decline", "prefill", "schedule", "ubatch", "seed")
 
 def cell_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Which cells are replayed, and under whose rules."""
+    return _add([*_CELLS, _ON_DECLINE], command)
+
+
+def cell_options_by_cpu(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The same where only --on-decline cpu makes sense: without that option."""
     return _add(_CELLS, command)
 
 
@@ -93,13 +98,13 @@ def _add(options: list[Any], command: Callable[..., Any]) -> Callable[..., Any]:
 
 def cells_of(
     replayer: Replayer,
-    policy: Policy,
+    policies: Sequence[Policy],
     params: dict[str, float],
     slots: str | None,
     mib: str | None,
     concurrency: str,
 ) -> list[Cell]:
-    """A policy in all sizes and concurrency levels asked for.
+    """Policies in all sizes and concurrency levels asked for.
 
     Raises:
         UsageError: a size, a level or a parameter is not allowed.
@@ -110,10 +115,9 @@ def cells_of(
 
     if slots is not None and mib is not None:
         raise UsageError("give --slots or --moe-cache-mib, not both")
-    policy.values(params)
     return cells_for(
         replayer,
-        [policy],
+        policies,
         sizes=[] if mib is not None else parse_sizes(slots or "25%"),
         mib=[] if mib is None else numbers(mib, float, "--moe-cache-mib"),
         concurrency=numbers(concurrency, int, "--concurrency"),

@@ -138,7 +138,7 @@ def command(
         raise UsageError(
             f"--metric {metric} needs the expert bytes: import the trace with --expert-bytes"
         )
-    cells = cells_of(tuning, chosen, given, slots, mib, concurrency)
+    cells = cells_of(tuning, [chosen], given, slots, mib, concurrency)
     tuner = Tuner(
         tuning,
         held_out,
