@@ -104,6 +104,19 @@ def test_the_command(path: str, capsys: pytest.CaptureFixture[str], tmp_path: Pa
     assert again["cells"] == told["cells"] != other["cells"]
 
 
+def test_a_policy_file_has_parameters_too(
+    path: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    _json(capsys, ["policies", "new", "mine"])
+    line = ["compare", "./mine.py:spare=3", "./mine.py", path, "--json"]
+    told = json.loads(_json(capsys, line))
+    assert [told[x]["params"] for x in "ab"] == [{"spare": 3}, {"spare": 1}]
+
+
 def _json(capsys: pytest.CaptureFixture[str], line: list[str]) -> str:
     assert main(line) == 0
     return capsys.readouterr().out

@@ -289,6 +289,8 @@ def test_the_command(path: str, capsys: pytest.CaptureFixture[str], tmp_path: Pa
     (row,) = json.loads(capsys.readouterr().out)
     assert row["params_json"] == pytest.approx(told["cells"][0]["params"])
     assert (row["slots_json"], row["on_decline"]) == ([12], "cpu")
+    typed = [x for x in text.splitlines() if x.strip().startswith("simlab replay")][1]
+    assert "--slots 50%" in typed
 
 
 @pytest.mark.parametrize(

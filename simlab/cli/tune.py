@@ -169,7 +169,9 @@ def command(
         }
         click.echo(json.dumps(told))
         return
-    for line in tuned_lines(found, tuner, parts, path):
+    option, typed = ("--slots", slots or "25%") if mib is None else ("--moe-cache-mib", mib)
+    sizes = [f"{option} {size.strip()}" for size in typed.split(",")]
+    for line in tuned_lines(found, tuner, parts, path, sizes):
         click.echo(line)
     if out is not None:
         click.echo(f"\nWritten: {out}")

@@ -14,8 +14,14 @@ if TYPE_CHECKING:
     from simlab.analysis.tune import Tuned, Tuner
 
 
-def tuned_lines(found: Sequence[Tuned], tuner: Tuner, parts: Split, path: str) -> list[str]:
-    """All cells, then what the intervals mean."""
+def tuned_lines(
+    found: Sequence[Tuned], tuner: Tuner, parts: Split, path: str, sizes: Sequence[str]
+) -> list[str]:
+    """All cells, then what the intervals mean.
+
+    Args:
+        sizes: as typed, each with its option; every level of concurrency has all of them.
+    """
     policy, metric, held_out = tuner.space.policy, tuner.metric, tuner.parts[1]
     lines = heading(held_out)
     lines[0] = f"{path}  (model: {held_out.trace.meta.model})"
@@ -26,15 +32,15 @@ def tuned_lines(found: Sequence[Tuned], tuner: Tuner, parts: Split, path: str) -
     )
     if policy.declines:
         lines.append("* needs an engine change: llama.cpp itself cannot decline a miss")
-    for one in found:
-        lines += ["", *_cell(one, tuner, path)]
+    for i, one in enumerate(found):
+        lines += ["", *_cell(one, tuner), f"  {_to_type(one, tuner, path, sizes[i % len(sizes)])}"]
     last = found[0].gain
     most = max(one.cell.concurrency for one in found)
     note = interval_note(last.requests, last.confidence, tuner.resamples, most)
     return [*lines, "", *(note if last.low is not None or last.estimate is None else [])]
 
 
-def _cell(one: Tuned, tuner: Tuner, path: str) -> list[str]:
+def _cell(one: Tuned, tuner: Tuner) -> list[str]:
     metric = tuner.metric
     rate = metric.name == "hit_rate"
     show, change = (percent, points) if rate else (amount, lambda x: f"{x:+,.2f}")
@@ -56,15 +62,15 @@ def _cell(one: Tuned, tuner: Tuner, path: str) -> list[str]:
         if figures.label in ("default", "tuned"):
             text += f"   LRU-OPT gap closed {with_interval(figures.gap_closed, percent)}"
         lines.append(text)
-    lines.append(f"  better than the defaults by {with_interval(one.gain, change)} {metric.unit}")
+    gain = f"{with_interval(one.gain, change)} {metric.unit}".rstrip()
+    lines.append(f"  better than the defaults by {gain}")
     if metric.name != "hit_rate" and one.bytes_ratio.estimate is not None:
         ratio = with_interval(one.bytes_ratio, lambda x: f"{x:,.2f}")
         lines.append(f"  LRU moves {ratio} times the bytes")
-    lines += [f"  {warning}" for warning in one.warnings]
-    return [*lines, f"  {_to_type(one, tuner, path)}"]
+    return [*lines, *(f"  {warning}" for warning in one.warnings)]
 
 
-def _to_type(one: Tuned, tuner: Tuner, path: str) -> str:
+def _to_type(one: Tuned, tuner: Tuner, path: str, size: str) -> str:
     """The replay of what was found."""
     replayer, cell = tuner.parts[1], one.cell
     policy = tuner.space.policy
@@ -72,9 +78,11 @@ def _to_type(one: Tuned, tuner: Tuner, path: str) -> str:
     words = ["simlab", "replay", path, "--policy", spec]
     for name, value in one.params.items():
         words += ["--param", f"{name}={value:.10g}"]
-    if cell.budget_bytes is not None:
-        words += ["--moe-cache-mib", f"{cell.budget_bytes / 2**20:.10g}"]
-    else:
-        words += ["--slots", str(max(cell.slots))]
-    words += ["--concurrency", str(cell.concurrency), "--semantics", replayer.semantics]
+    words += [
+        *size.split(" "),
+        "--concurrency",
+        str(cell.concurrency),
+        "--semantics",
+        replayer.semantics,
+    ]
     return shlex.join([*words, "--on-decline", replayer.on_decline])
