@@ -181,6 +181,16 @@ def test_per_pick_lru_hits_what_is_within_the_slots() -> None:
             found.reuse.within + found.reuse.beyond
         )
         assert sum(part["misses"] for part in found.reuse.histogram) == found.reuse.beyond
+        access = replayer.access(1)
+        served = np.ones(len(access.set_step), np.bool_)
+        far, _ = reuse_distances(access, served, np.arange(3, dtype=np.int32), 16)
+        far = far[far >= 0]
+        assert found.reuse.quantiles == {
+            q: np.quantile(far, float(q), method="lower") for q in found.reuse.quantiles
+        }
+        for part in found.reuse.histogram:
+            below = part["below"]
+            assert part["lookups"] == ((far >= below // 2) & (far < below)).sum()
 
 
 def test_declined_misses_by_hand() -> None:

@@ -158,40 +158,37 @@ def _explained(
     replayer: Replayer, cell: Cell, ours: Outcomes, row: Result, theirs: Outcomes, bound: Result
 ) -> Explanation:
     access, meta = ours.access, replayer.trace.meta
-    distance = np.full(len(access.experts), -1, np.int32)
-    previous = np.full(len(access.experts), -1, np.int64)
-    slots = np.zeros(len(access.experts), np.int64)  # of the lookup's pool
-    cached = ours.outcome <= DECLINED
     sizes = np.diff(access.offsets)
+    reuses = None
+    slots_of = np.zeros(len(meta.moe_layers), np.int32)
     for number, members in enumerate(replayer.pools):
         index = np.full(len(meta.moe_layers), -1, np.int32)
         index[members] = np.arange(len(members))
-        by_step = replayer.slots_by_step(cell, number)
-        served = replayer.on_cached_path(access, by_step)
-        mine = np.repeat(np.isin(access.set_layer, members), sizes)
-        far, before = reuse_distances(access, served, index, meta.n_expert)
-        distance[mine], previous[mine] = far[mine], before[mine]
-        slots[mine] = replayer.slots(cell, number)
+        served = replayer.on_cached_path(access, replayer.slots_by_step(cell, number))
+        reuses = reuse_distances(access, served, index, meta.n_expert, reuses)
+        slots_of[members] = replayer.slots(cell, number)
+    assert reuses is not None
+    distance, previous = reuses
+    within = (distance >= 0) & (distance < np.repeat(slots_of[access.set_layer], sizes))
     code = causes(ours.outcome, theirs.outcome, previous)
     total = {name: int((code == i).sum()) for i, name in enumerate(CAUSES)}
     if (total["hit"], sum(total.values())) != (row.counters.hits, row.counters.lookups):
         raise SimlabError("internal error: the causes of misses do not add up to the misses")
-    layer = np.repeat(access.set_layer, sizes).astype(np.int64)
-    key = layer * meta.n_expert + access.experts
-    step = np.repeat(access.set_step, sizes)
+    layer = np.repeat(access.set_layer, sizes).astype(np.int32)
+    by_key = _parts(layer * meta.n_expert + access.experts, code, replayer.trace.n_keys)
     n_steps = len(access.step_tokens)
     n_windows = min(N_WINDOWS, n_steps)
-    by_key = _parts(key, code, len(meta.moe_layers) * meta.n_expert)
-    windows = _parts(step.astype(np.int64) * n_windows // n_steps, code, n_windows)
-    first = [-(-w * n_steps // n_windows) for w in range(n_windows + 1)]
+    window_of = np.arange(n_steps) * n_windows // n_steps
+    window = np.repeat(window_of[access.set_step].astype(np.int32), sizes)
+    first = np.searchsorted(window_of, np.arange(n_windows + 1)).tolist()
     hits = (ours.outcome == HIT) & (theirs.outcome != HIT)
     return Explanation(
         row=row,
         bound=bound,
         total=total,
         lucky=int(hits.sum()),
-        reuse=_reuse(distance, slots, cached, code),
-        declined=_declined(ours.outcome, code, distance, previous, slots),
+        reuse=_reuse(distance, within, ours.outcome <= DECLINED, code),
+        declined=_declined(ours.outcome, code, within, previous),
         by_layer=[
             {"layer": meta.moe_layers[i], **_named(part)}
             for i, part in enumerate(_parts(layer, code, len(meta.moe_layers)))
@@ -206,20 +203,20 @@ def _explained(
         ],
         by_window=[
             {"first_step": first[w], "last_step": first[w + 1] - 1, **_named(part)}
-            for w, part in enumerate(windows)
+            for w, part in enumerate(_parts(window, code, n_windows))
         ],
         by_tag=_tags(replayer, ours, code),
     )
 
 
 def causes(
-    ours: npt.NDArray[np.uint8], theirs: npt.NDArray[np.uint8], previous: npt.NDArray[np.int64]
+    ours: npt.NDArray[np.uint8], theirs: npt.NDArray[np.uint8], previous: npt.NDArray[np.int32]
 ) -> npt.NDArray[np.uint8]:
     """The cause of each lookup, as an index of CAUSES.
 
     Args:
         ours, theirs: uint8 [lookups], outcomes under the policy and under the bound.
-        previous: int64 [lookups], position of the key's last use on the cached path, or -1.
+        previous: int32 [lookups], position of the key's last use on the cached path, or -1.
     """
     code = np.where(theirs == HIT, _POLICY, _CAPACITY).astype(np.uint8)
     code[previous < 0] = _COLD
@@ -229,7 +226,7 @@ def causes(
 
 
 def _parts(
-    where: npt.NDArray[np.int64], code: npt.NDArray[np.uint8], n: int
+    where: npt.NDArray[np.int32], code: npt.NDArray[np.uint8], n: int
 ) -> npt.NDArray[np.int64]:
     """Lookups by part and cause: int64 [n, causes]."""
     return np.bincount(where * len(CAUSES) + code, minlength=n * len(CAUSES)).reshape(n, -1)
@@ -255,29 +252,36 @@ def _tags(replayer: Replayer, ours: Outcomes, code: npt.NDArray[np.uint8]) -> li
 
 def _reuse(
     distance: npt.NDArray[np.int32],
-    slots: npt.NDArray[np.int64],
+    within: npt.NDArray[np.bool_],
     cached: npt.NDArray[np.bool_],
     code: npt.NDArray[np.uint8],
 ) -> Reuse:
+    """Count by distance; ``within``: bool [lookups], reuses from nearer than the pool's slots."""
     again = distance >= 0
-    missed = again & (code != _HIT)
-    within = again & (distance < slots)
-    far = distance[again]
-    n_bits = int(far.max(initial=0)).bit_length()
-    bits = np.frexp(far.astype(np.float64))[1]  # 0 for 0, b for 2^(b-1) <= d < 2^b
-    lookups = np.bincount(bits, minlength=n_bits + 1)
-    misses = np.bincount(bits[missed[again]], minlength=n_bits + 1)
+    missed = code != _HIT
+    lookups = np.bincount(distance[again])
+    misses = np.bincount(distance[again & missed], minlength=len(lookups))
+    total = int(lookups.sum())
+    below = np.cumsum(lookups)
+    bits = np.frexp(np.arange(len(lookups), dtype=np.float64))[1]  # b: 2^(b-1) <= d < 2^b
     return Reuse(
         first=int((cached & ~again).sum()),
         within=int(within.sum()),
-        beyond=int((again & ~within).sum()),
+        beyond=total - int(within.sum()),
         missed_within=int((missed & within).sum()),
-        quantiles={f"{q:g}": int(np.quantile(far, q, method="lower")) for q in QUANTILES}
-        if len(far)
+        quantiles={
+            f"{q:g}": int(np.searchsorted(below, int(q * (total - 1)), side="right"))
+            for q in QUANTILES
+        }
+        if total
         else {},
         histogram=[
-            {"below": 2**b, "lookups": int(lookups[b]), "misses": int(misses[b])}
-            for b in range(n_bits + 1)
+            {
+                "below": 2**b,
+                "lookups": int(lookups[bits == b].sum()),
+                "misses": int(misses[bits == b].sum()),
+            }
+            for b in range(int(bits.max(initial=-1)) + 1)
         ],
     )
 
@@ -285,19 +289,18 @@ def _reuse(
 def _declined(
     outcome: npt.NDArray[np.uint8],
     code: npt.NDArray[np.uint8],
-    distance: npt.NDArray[np.int32],
-    previous: npt.NDArray[np.int64],
-    slots: npt.NDArray[np.int64],
+    within: npt.NDArray[np.bool_],
+    previous: npt.NDArray[np.int32],
 ) -> Declined | None:
     declined = outcome == DECLINED
     if not declined.any():
         return None
-    following = np.full(len(outcome), -1, np.int64)
+    following = np.full(len(outcome), -1, np.int32)
     used = np.flatnonzero(previous >= 0)
     following[previous[used]] = used
     after = following[declined]
     reused = after[after >= 0]
-    soon = int((distance[reused] < slots[reused]).sum())
+    soon = int(within[reused].sum())
     return Declined(
         total=int(declined.sum()),
         soon=soon,

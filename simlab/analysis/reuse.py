@@ -12,6 +12,7 @@ from simlab.replay.access import Access
 
 #: No earlier use, or not on the cached path.
 NONE = -1
+Reuses = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]
 
 
 def reuse_distances(
@@ -19,21 +20,26 @@ def reuse_distances(
     served: npt.NDArray[np.bool_],
     index_in_pool: npt.NDArray[np.int32],
     n_expert: int,
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+    into: Reuses | None = None,
+) -> Reuses:
     """Distance to the last use of each lookup's key, and where that use was.
 
     Args:
         served: bool [sets], which access sets are on the cached path; no others count.
         index_in_pool: int32 [MoE layers], index of a layer in the pool or -1.
+        into: what was found of other pools; this pool's lookups are written there.
 
     Returns:
         distance: int32 [lookups], distinct other keys looked up since the key's last use, NONE at a
-        first use and outside the pool; previous: int64 [lookups], that use's position or NONE.
+        first use and outside the pool; previous: int32 [lookups], that use's position or NONE.
         Members of a set follow one another in its order. Distances below S are what LRU with S
         slots hits where every lookup is served by itself.
     """
     layers = int(index_in_pool.max(initial=-1)) + 1
-    found: tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]] = _distances(
+    if into is None:
+        n = len(access.experts)
+        into = np.full(n, NONE, np.int32), np.full(n, NONE, np.int32)
+    _distances(
         access.set_layer,
         access.offsets,
         access.experts,
@@ -42,8 +48,9 @@ def reuse_distances(
         n_expert,
         max(1024, 4 * layers * n_expert),
         layers * n_expert,
+        *into,
     )
-    return found
+    return into
 
 
 @cached_jit(nogil=True)
@@ -56,12 +63,12 @@ def _distances(
     n_expert: int,
     length: int,
     keys: int,
-) -> Any:
+    distance: Any,
+    previous: Any,
+) -> None:
     """A timeline of ``length`` places, one mark a key at its last use, in a Fenwick tree; a full
     timeline is closed up, keeping the order of its marks.
     """
-    distance = np.full(len(experts), -1, np.int32)
-    previous = np.full(len(experts), -1, np.int64)
     at = np.full(keys, -1, np.int64)  # place of a key's mark
     last = np.full(keys, -1, np.int64)  # position of its last lookup
     owner = np.full(length, -1, np.int64)
@@ -112,4 +119,3 @@ def _distances(
                 j += j & -j
             end += 1
             marks += 1
-    return distance, previous
