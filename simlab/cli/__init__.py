@@ -29,6 +29,16 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "trace": ("trace", "Recover, slice or merge traces"),
     "synth": ("synth", "Make a synthetic trace: random picks, not those of a real model"),
     "replay": ("replay", "Replay TRACE through a cache and print hits, misses and bytes moved"),
+    "compare": (
+        "compare",
+        "Tell whether policy A is better than policy B, with an interval over requests",
+    ),
+    "tune": ("tune", "Search a policy's parameters on part of a trace, and report on the rest"),
+    "explain": ("explain", "Tell why a policy misses: cold, capacity, or its own choice"),
+    "frontier": (
+        "frontier",
+        "Compute the most hits that any policy could have for the bytes that it uploads",
+    ),
     "probe": ("probe", "Measure the link to the device: bandwidth and latency by copy size"),
     "live": (
         "live",

@@ -57,3 +57,21 @@ def chosen_policies(texts: Sequence[str]) -> list[Policy]:
         else:  # a file's name may hold a comma
             names += [text] if os.path.isfile(text) else [p.strip() for p in text.split(",")]
     return load_policies(dict.fromkeys(names))
+
+
+def policy_with_parameters(spec: str) -> tuple[Policy, dict[str, float]]:
+    """A policy and its parameters from ``mix-tr:lift=0.5`` or ``./mine.py:margin=1,half_life=8``.
+
+    Raises:
+        UsageError: no such policy, or a parameter is not one of its own, or out of range.
+        PolicyError: a file is unusable.
+    """
+    from simlab.policy.registry import load_policy
+
+    name, colon, rest = spec.rpartition(":")
+    if not colon or os.path.isfile(spec) or (rest and "=" not in rest):
+        name, rest = spec, ""  # a file's name may hold a colon
+    policy = load_policy(name)
+    given = parameters([part.strip() for part in rest.split(",")]) if rest else {}
+    policy.values(given)
+    return policy, given

@@ -6,6 +6,7 @@ import multiprocessing
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, ProcessPoolExecutor, ThreadPoolExecutor
+from typing import TypeVar
 
 from simlab.errors import UsageError
 from simlab.model.budget import MIB, slots_for_budget
@@ -18,6 +19,7 @@ from simlab.replay.sizes import Size
 from simlab.result.schema import Result
 
 _MOST_MIB = 2.0**40
+Found = TypeVar("Found")
 
 
 def cells_for(
@@ -96,12 +98,24 @@ def replay_grid(
     Args:
         progress: called with the number of access sets done since the last call.
     """
+    return over_cells(replayer.run, replayer, cells, jobs=jobs, progress=progress)
+
+
+def over_cells(
+    work: Callable[[Cell, Callable[[int], None] | None], Found],
+    replayer: Replayer,
+    cells: Sequence[Cell],
+    *,
+    jobs: int = 1,
+    progress: Callable[[int], None] | None = None,
+) -> Iterator[Found]:
+    """What ``work`` finds of each cell, as replay_grid; it passes the progress on to the replay."""
     batches = replayer.semantics == "bmoe"
     policies = list({cell.policy.module_name: cell.policy for cell in cells}.values())
     _compile_side_by_side(policies, batches, jobs)
     if jobs <= 1:
         for cell in cells:
-            yield replayer.run(cell, progress)
+            yield work(cell, progress)
         return
     stopped = threading.Event()
 
@@ -112,7 +126,7 @@ def replay_grid(
             progress(done)
 
     threads = ThreadPoolExecutor(jobs)
-    waiting = [threads.submit(replayer.run, cell, advance) for cell in cells]
+    waiting = [threads.submit(work, cell, advance) for cell in cells]
     try:
         for future in waiting:
             yield future.result()

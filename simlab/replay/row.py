@@ -111,8 +111,7 @@ def result_row(replayer: Replayer, cell: Cell, outcomes: Outcomes, started: floa
         pool=replayer.pool + (f", {replayer.pin} pinned a layer" if replayer.pin else ""),
         on_decline=replayer.on_decline,
         prefill=replayer.prefill,
-        schedule=replayer.schedule
-        + ("" if replayer.steps is None else f", first {access.schedule.n_steps} steps"),
+        schedule=_schedule(replayer, access.schedule.n_steps),
         concurrency=cell.concurrency,
         slots=tuple(cell.slots) or (replayer.slots(cell, 0),),
         n_keys=layout.n_keys,
@@ -140,3 +139,12 @@ def result_row(replayer: Replayer, cell: Cell, outcomes: Outcomes, started: floa
         notes=tuple(dict.fromkeys(notes)),
         provenance=provenance(meta, replayer.command, started),
     )
+
+
+def _schedule(replayer: Replayer, n_steps: int) -> str:
+    """The schedule, and which of its steps if not all."""
+    if replayer.steps is None:
+        return replayer.schedule
+    if not replayer.skipped:
+        return f"{replayer.schedule}, first {n_steps} steps"
+    return f"{replayer.schedule}, {n_steps} steps from step {replayer.skipped} on"

@@ -114,6 +114,7 @@ class Replayer:
         if steps is not None and steps < 1:
             raise UsageError(f"--steps must be 1 or more, not {steps}")
         self.prefill, self.schedule, self.ubatch, self.steps = prefill, schedule, ubatch, steps
+        self.skipped = 0  # steps before the first that is run
         self.on_decline, self.seed = on_decline, seed
         self.trace_name, self.layout_name, self.command = trace_name, layout_name, command
         self.tokens = tokens_of(trace)
@@ -149,8 +150,14 @@ class Replayer:
 
     def first_steps(self, n: int) -> Replayer:
         """The same over the first ``n`` steps only."""
+        return self.window(0, n)
+
+    def window(self, first: int, n: int) -> Replayer:
+        """The same over ``n`` steps from step ``first`` on, with pools that start empty there."""
         other = copy.copy(self)
-        other.steps, other._access, other.needs = n, {}, Needs(self.trace)
+        other.skipped = self.skipped + first
+        other.steps = n if self.steps is None else min(n, self.steps - first)
+        other._access, other.needs = {}, Needs(self.trace)
         other.lock = threading.Lock()
         return other
 
@@ -186,7 +193,7 @@ class Replayer:
                     seed=self.seed,
                 )
                 if self.steps is not None:
-                    schedule = schedule.head(self.steps)
+                    schedule = schedule.part(self.skipped, self.steps)
                 self._access[concurrency, order] = build_access(
                     self.trace, self.tokens, schedule, order
                 )

@@ -66,10 +66,11 @@ class Schedule:
         """Number of steps."""
         return len(self.phase)
 
-    def head(self, n: int) -> Schedule:
-        """The first ``n`` steps."""
-        offsets = self.offsets[: n + 1]
-        return _schedule(np.diff(offsets), self.token[: offsets[-1]], self.phase[:n])
+    def part(self, first: int, n: int) -> Schedule:
+        """``n`` steps from step ``first`` on."""
+        offsets = self.offsets[first : first + n + 1]
+        token = self.token[offsets[0] : offsets[-1]]
+        return _schedule(np.diff(offsets), token, self.phase[first : first + n])
 
 
 def tokens_of(trace: Trace) -> Tokens:
