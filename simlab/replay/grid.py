@@ -6,6 +6,8 @@ import multiprocessing
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, ProcessPoolExecutor, ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
 
 from simlab.errors import UsageError
 from simlab.model.budget import MIB, slots_for_budget
@@ -18,6 +20,8 @@ from simlab.replay.sizes import Size
 from simlab.result.schema import Result
 
 _MOST_MIB = 2.0**40
+
+T = TypeVar("T")
 
 
 def cells_for(
@@ -96,12 +100,24 @@ def replay_grid(
     Args:
         progress: called with the number of access sets done since the last call.
     """
-    batches = replayer.semantics == "bmoe"
-    policies = list({cell.policy.module_name: cell.policy for cell in cells}.values())
-    _compile_side_by_side(policies, batches, jobs)
+    compile_all([cell.policy for cell in cells], replayer.semantics == "bmoe", jobs)
+    tasks = [partial(replayer.run, cell) for cell in cells]
+    yield from side_by_side(tasks, jobs, progress)
+
+
+def side_by_side(
+    tasks: Sequence[Callable[[Callable[[int], None] | None], T]],
+    jobs: int,
+    progress: Callable[[int], None] | None = None,
+) -> Iterator[T]:
+    """Run tasks on ``jobs`` threads, begun in their order; results in that order.
+
+    Args:
+        tasks: each is called with a function to tell of progress.
+    """
     if jobs <= 1:
-        for cell in cells:
-            yield replayer.run(cell, progress)
+        for task in tasks:
+            yield task(progress)
         return
     stopped = threading.Event()
 
@@ -112,7 +128,7 @@ def replay_grid(
             progress(done)
 
     threads = ThreadPoolExecutor(jobs)
-    waiting = [threads.submit(replayer.run, cell, advance) for cell in cells]
+    waiting = [threads.submit(task, advance) for task in tasks]
     try:
         for future in waiting:
             yield future.result()
@@ -123,10 +139,13 @@ def replay_grid(
         threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _compile_side_by_side(policies: Sequence[Policy], batches: bool, jobs: int) -> None:
-    """numba compiles one function at a time per process: new policies go to several processes,
+def compile_all(policies: Sequence[Policy], batches: bool, jobs: int) -> None:
+    """Make the policies' kernels ready; several of one policy count once.
+
+    numba compiles one function at a time per process: new policies go to several processes,
     which leave their machine code in the cache folder.
     """
+    policies = list({policy.module_name: policy for policy in policies}.values())
     new = [policy for policy in policies if not is_compiled(policy, batches=batches)]
     if jobs > 1 and len(new) > 1:
         spawn = multiprocessing.get_context("spawn")
