@@ -121,7 +121,7 @@ class CurveAccount:
                     ],
                     axis=1,
                 ),
-                _columns(self._windows, of_layer, every_pick),
+                _columns(self._windows if parts else self._windows[:0], of_layer, every_pick),
             ),
             self.step_class,
             layer_bytes,
