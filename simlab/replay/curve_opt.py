@@ -86,6 +86,8 @@ def _exchange(stack: Any, g: Any, slot: Any, value: Any) -> None:
     found = row * lanes + lane
     if n_rows[g] > np.uint64(1):
         for other in range(row0, row0 + n_rows[g]):
+            if other == row:
+                continue
             first = other * lanes
             most, lane = _lower(chunk_max, other, np.uint64(0), chunk_max[first], keep)
             if most > best:
