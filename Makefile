@@ -35,6 +35,7 @@ check:  ## format, lint and types
 bench:  ## speed of the kernels and of starting, beside libcachesim
 	@sh scripts/venv.sh dev
 	@.venv/bin/python scripts/bench.py
+	@.venv/bin/python scripts/bench_curve.py
 
 clean:  ## remove the environment, caches and what demo and bench wrote
 	@rm -rf .venv out dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -206,9 +206,10 @@ class Adviser:
             Cell(self.policy, tuple(slots), None, self.streams)
         )
         moved = row.counters.bytes_moved
-        assert moved is not None
+        runs = row.counters.merged_runs
+        assert moved is not None and runs is not None
         tensors = np.mean([len(self.shape.experts[layer]) for layer in hosted])
-        copies = (row.counters.merged_runs + row.counters.streamed) * float(tensors)
+        copies = (runs + row.counters.streamed) * float(tensors)
         uploads = moved / self.machine.link.gb_s / 1e6 + copies * self.machine.copy_us / 1e3
         ms = self.base_ms + uploads / self.steps
         misses = row.counters.misses

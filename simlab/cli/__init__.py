@@ -29,6 +29,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "trace": ("trace", "Recover, slice or merge traces"),
     "synth": ("synth", "Make a synthetic trace: random picks, not those of a real model"),
     "replay": ("replay", "Replay TRACE through a cache and print hits, misses and bytes moved"),
+    "curve": (
+        "curve",
+        "Replay TRACE at every size: hit rate and bytes from 1 slot to all experts",
+    ),
     "compare": (
         "compare",
         "Tell whether policy A is better than policy B, with an interval over requests",

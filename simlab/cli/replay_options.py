@@ -1,15 +1,15 @@
-"""The options of ``simlab replay``."""
+"""The options of ``simlab replay``, most of which ``simlab curve`` has too."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
 
 from simlab.cli.layout_options import layout_options
 
-_OPTIONS = [
+_POLICIES = [
     click.option(
         "--policy",
         "policies",
@@ -22,11 +22,15 @@ _OPTIONS = [
     click.option(
         "--param", "params", multiple=True, metavar="NAME=VALUE", help="A policy's parameter."
     ),
+]
+_SLOTS = [
     click.option(
         "--slots",
-        metavar="N|P%,...",
+        metavar="N|P%|A-B:STEP,...",
         help="Slots per group (sglang: layer), or a share of its experts.  [default: 10%,25%,50%]",
     ),
+]
+_ENGINE = [
     click.option(
         "--moe-cache-mib",
         "--mib",
@@ -92,11 +96,15 @@ _OPTIONS = [
         show_default=True,
         help="With --draft: chance that a drafted token is accepted.",
     ),
+]
+_BASELINES = [
     click.option(
         "--baselines",
         metavar="NAME,...|all",
         help="Engines without a cache too: stream-all, stream-picks, cpu-moe, n-cpu-moe.",
     ),
+]
+_REST = [
     click.option(
         "--pin",
         default=0,
@@ -120,8 +128,35 @@ _OPTIONS = [
 ]
 
 
+_CURVE_SIZES = [
+    click.option(
+        "--slots",
+        metavar="N|P%|A-B:STEP,...",
+        help="Sizes: slots per group (sglang: layer), shares of its experts, ranges of either."
+        "  [default: 1, each 1% up to 20%, then each 2.5%]",
+    ),
+    click.option(
+        "--sizes", type=int, metavar="N", help="N evenly spaced sizes up to all experts instead."
+    ),
+    click.option(
+        "--approx",
+        is_flag=True,
+        help="Replay some sizes, interpolate the others, and print the error measured.",
+    ),
+]
+
+
 def replay_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options to the command."""
-    for option in reversed(_OPTIONS):
+    """Add the options of ``simlab replay`` to the command."""
+    return _add(command, [*_POLICIES, *_SLOTS, *_ENGINE, *_BASELINES, *_REST])
+
+
+def curve_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of ``simlab curve`` to the command."""
+    return _add(command, [*_POLICIES, *_CURVE_SIZES, *_ENGINE, *_REST])
+
+
+def _add(command: Callable[..., Any], options: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
+    for option in reversed(options):
         command = option(command)
     return layout_options(command)

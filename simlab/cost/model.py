@@ -95,12 +95,13 @@ def work_of(row: Result, layout: ExpertLayout) -> Work:
     moved = [(x["demand_uploads"] + x["streamed"], tensors[x["layer"]]) for x in row.by_layer]
     total = sum(n for n, _ in moved)
     mean = sum(n * each for n, each in moved) / total if total else 0.0
+    runs = part.demand_uploads if part.merged_runs is None else part.merged_runs
     return Work(
         steps=part.steps,
         tokens=part.tokens,
         lookups=part.lookups,
         n_bytes=part.bytes_moved,
-        copies=round((part.merged_runs + part.streamed) * mean),
+        copies=round((runs + part.streamed) * mean),
     )
 
 

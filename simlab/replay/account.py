@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +20,22 @@ from simlab.result.schema import CLASSES, Counters
 from simlab.trace.schema import Trace
 
 #: Columns of the tables below.
-_STEPS, _TOKENS, _PICKS, _PICK_HITS, _RUNS, _OUTCOME = 0, 1, 2, 3, 4, 5
-_COLUMNS = 10
+PICKS, PICK_HITS, RUNS, OUTCOME = 0, 1, 2, 3
+COLUMNS = 8
 N_WINDOWS = 50
+
+
+class Tables(NamedTuple):
+    """What is counted of a cell before it is summed.
+
+    ``table``: int64 [phase, class, layer, column]; ``by_request``: int64 [requests, 2], picks and
+    pick hits; ``windows``: int64 [windows, layer, column]. Columns: PICKS, PICK_HITS, RUNS, then
+    OUTCOME + the kernel's codes.
+    """
+
+    table: npt.NDArray[np.int64]
+    by_request: npt.NDArray[np.int64]
+    windows: npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,10 +71,7 @@ def account(
         uncached_layers: bool [MoE layers], layers of groups without a single slot: their misses go
             the way of declined ones.
     """
-    n_layers = len(trace.meta.moe_layers)
-    n_steps = len(access.step_tokens)
-    n_windows = min(N_WINDOWS, n_steps)
-    window_of = np.arange(n_steps) * n_windows // n_steps
+    window_of = windows_of_steps(access)
     table, by_request, windows = _walk(
         frozen(access.schedule.offsets),
         frozen(access.schedule.token),
@@ -79,98 +89,153 @@ def account(
         outcome,
         runs,
         trace.meta.n_expert,
-        n_layers,
+        len(trace.meta.moe_layers),
         len(access.tokens.request_ids),
         access.order == EVERY_PICK,
-        n_windows,
+        min(N_WINDOWS, len(window_of)),
+    )
+    return summed(
+        trace,
+        access,
+        Tables(table, by_request, windows),
+        _classes_of_steps(access, outcome),
+        layer_bytes,
+        on_decline=on_decline,
+        uncached_layers=uncached_layers,
     )
 
-    def moved(experts: npt.NDArray[np.int64]) -> int:
-        """Bytes of so many experts of each layer, in Python's unbounded integers."""
-        return sum(n * size for n, size in zip(experts.tolist(), layer_bytes or (), strict=True))
 
-    def counters(part: npt.NDArray[np.int64], steps: int, tokens: int) -> Counters:
-        """Sum a part of the table, [..., layers, columns], to counters."""
-        by_layer = part.reshape(-1, n_layers, _COLUMNS).sum(axis=0)
-        columns = by_layer.sum(axis=0)
-        by_outcome = columns[_OUTCOME:]
-        declined = by_layer[:, _OUTCOME + DECLINED].copy()
-        streamed = by_layer[:, _OUTCOME + LARGE_STREAMED].copy()
-        declined[uncached_layers] += streamed[uncached_layers]
-        streamed[uncached_layers] = 0
+def windows_of_steps(access: Access) -> npt.NDArray[np.int64]:
+    """The window of each step: int64 [steps]."""
+    n_steps = len(access.step_tokens)
+    return np.arange(n_steps) * min(N_WINDOWS, n_steps) // n_steps
+
+
+def summed(
+    trace: Trace,
+    access: Access,
+    tables: Tables,
+    step_class: npt.NDArray[np.bool_],
+    layer_bytes: Sequence[int] | None,
+    *,
+    on_decline: str,
+    uncached_layers: npt.NDArray[np.bool_],
+    runs_known: bool = True,
+    parts: bool = True,
+) -> Account:
+    """An account from the tables of a cell.
+
+    Args:
+        step_class: bool [steps, classes]. The others as in account.
+        runs_known: whether the tables count merged runs. parts: whether by_layer, by_request and
+            windows are wanted; else they are empty.
+    """
+    table, by_request, windows = tables
+    n_steps = len(access.step_tokens)
+    window_of = windows_of_steps(access)
+    sizes: npt.NDArray[Any] | None = None
+    if layer_bytes is not None:
+        # whole numbers without a bound where 64 bits might not do
+        small = max(layer_bytes) * len(access.experts) < 2**63
+        sizes = np.asarray(layer_bytes, np.int64 if small else object)
+
+    def counters(
+        part: npt.NDArray[np.int64],
+        steps: npt.NDArray[np.int64],
+        tokens: npt.NDArray[np.int64],
+        layers: slice | npt.NDArray[np.int64] = slice(None),
+    ) -> list[Counters]:
+        """Counters of each part: [parts, layers, columns], with the steps and tokens of each.
+
+        ``layers``: index of the MoE layers that the part's layers are.
+        """
+        outcome = part[..., OUTCOME:]
+        uncached = uncached_layers[layers]
+        streamed = outcome[..., LARGE_STREAMED] * ~uncached
+        declined = outcome[..., DECLINED] + outcome[..., LARGE_STREAMED] * uncached
         if on_decline == "stream":
-            streamed += declined
-            declined[:] = 0
-        uploaded = by_layer[:, _OUTCOME + UPLOADED]
-        result = Counters(
-            steps=steps,
-            tokens=tokens,
-            lookups=int(by_outcome.sum()),
-            hits=int(by_outcome[HIT] + by_outcome[LARGE_HIT]),
-            misses=int(by_outcome.sum() - by_outcome[HIT] - by_outcome[LARGE_HIT]),
-            demand_uploads=int(uploaded.sum()),
-            streamed=int(streamed.sum()),
-            cpu_served=int(declined.sum()),
-            merged_runs=int(columns[_RUNS]),
-            bytes_moved=None if layer_bytes is None else moved(uploaded + streamed),
-            picks=int(columns[_PICKS]),
-            pick_hits=int(columns[_PICK_HITS]),
-        )
-        result.check("a part of a cell")
-        return result
+            streamed, declined = streamed + declined, declined * 0
+        uploaded = outcome[..., UPLOADED]
+        hits = outcome[..., HIT] + outcome[..., LARGE_HIT]
+        lookups = outcome.sum(axis=-1)
+        counted = {
+            "lookups": lookups,
+            "hits": hits,
+            "misses": lookups - hits,
+            "demand_uploads": uploaded,
+            "streamed": streamed,
+            "cpu_served": declined,
+            "merged_runs": part[..., RUNS],
+            "picks": part[..., PICKS],
+            "pick_hits": part[..., PICK_HITS],
+        }
+        if sizes is not None:
+            counted["bytes_moved"] = (uploaded + streamed) * sizes[layers]
+        columns = {name: values.sum(axis=-1).tolist() for name, values in counted.items()}
+        if not runs_known:
+            columns["merged_runs"] = [None] * len(part)
+        if sizes is None:
+            columns["bytes_moved"] = [None] * len(part)
+        columns |= {"steps": steps.tolist(), "tokens": tokens.tolist()}
+        found = [
+            Counters(**dict(zip(columns, values, strict=True)))
+            for values in zip(*columns.values(), strict=True)
+        ]
+        for one in found:
+            one.check("a part of a cell")
+        return found
 
-    tokens = access.step_tokens
+    tokens = access.step_tokens.astype(np.int64)
     prefill = access.step_phase == 0
-    step_class = _classes_of_steps(access, outcome)
-    first_step = [int(np.searchsorted(window_of, w)) for w in range(n_windows)] + [n_steps]
+    first_step = np.searchsorted(window_of, np.arange(len(windows) + 1))
+    by_layer: list[Counters] = []
+    by_window: list[Counters] = []
+    if parts:
+        each = np.arange(len(trace.meta.moe_layers))[:, None]
+        none = np.zeros(len(each), np.int64)
+        by_layer = counters(table.sum(axis=(0, 1))[:, None], none, none, each)
+        tokens_before = np.concatenate(([0], np.cumsum(tokens)))[first_step]
+        by_window = counters(windows, np.diff(first_step), np.diff(tokens_before))
+    phases = np.stack((prefill, ~prefill))
     return Account(
-        total=counters(table, n_steps, int(tokens.sum())),
-        cached_lookups=int(table[..., _OUTCOME : _OUTCOME + 3].sum()),
-        cached_hits=int(table[..., _OUTCOME + HIT].sum()),
-        by_class={
-            name: counters(
-                table[:, c], int(step_class[:, c].sum()), int(tokens[step_class[:, c]].sum())
+        total=counters(
+            table.sum(axis=(0, 1))[None], np.array([n_steps]), tokens.sum(keepdims=True)
+        )[0],
+        cached_lookups=int(table[..., OUTCOME : OUTCOME + 3].sum()),
+        cached_hits=int(table[..., OUTCOME + HIT].sum()),
+        by_class=dict(
+            zip(
+                CLASSES,
+                counters(table.sum(axis=0), step_class.sum(axis=0), tokens @ step_class),
+                strict=True,
             )
-            for c, name in enumerate(CLASSES)
-        },
-        by_phase={
-            name: counters(table[p], int(where.sum()), int(tokens[where].sum()))
-            for p, (name, where) in enumerate((("prefill", prefill), ("decode", ~prefill)))
-        },
+        ),
+        by_phase=dict(
+            zip(
+                ("prefill", "decode"),
+                counters(table.sum(axis=1), phases.sum(axis=1), phases @ tokens),
+                strict=True,
+            )
+        ),
         by_layer=[
-            {"layer": layer, **_plain(counters(_only(table, i), 0, 0))}
-            for i, layer in enumerate(trace.meta.moe_layers)
+            {"layer": layer, **vars(part)}
+            for layer, part in zip(trace.meta.moe_layers, by_layer, strict=False)
         ],
         by_request=[
-            {"request": int(r), "picks": int(p), "pick_hits": int(h)}
-            for r, (p, h) in zip(access.tokens.request_ids, by_request, strict=True)
-        ],
+            {"request": request, "picks": picks, "pick_hits": hits}
+            for request, (picks, hits) in zip(
+                access.tokens.request_ids.tolist(), by_request.tolist(), strict=True
+            )
+        ]
+        if parts
+        else [],
         windows=[
-            {
-                "first_step": first_step[w],
-                "last_step": first_step[w + 1] - 1,
-                **_plain(
-                    counters(
-                        windows[w],
-                        first_step[w + 1] - first_step[w],
-                        int(tokens[first_step[w] : first_step[w + 1]].sum()),
-                    )
-                ),
-            }
-            for w in range(n_windows)
+            {"first_step": first, "last_step": last - 1, **vars(part)}
+            for first, last, part in zip(
+                first_step.tolist(), first_step[1:].tolist(), by_window, strict=False
+            )
         ],
     )
-
-
-def _only(table: npt.NDArray[np.int64], layer: int) -> npt.NDArray[np.int64]:
-    """The table with all layers but one set to zero."""
-    part = np.zeros_like(table)
-    part[..., layer, :] = table[..., layer, :]
-    return part
-
-
-def _plain(counters: Counters) -> dict[str, Any]:
-    return dict(vars(counters))
 
 
 def _classes_of_steps(access: Access, outcome: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
@@ -210,11 +275,11 @@ def _walk(
     """Returns table int64 [phase, class, layer, column], by_request int64 [requests, 2] and windows
     int64 [windows, layer, column].
     """
-    table = np.zeros((2, 3, n_layers, _COLUMNS), np.int64)
-    windows = np.zeros((n_windows, n_layers, _COLUMNS), np.int64)
+    table = np.zeros((2, 3, n_layers, COLUMNS), np.int64)
+    windows = np.zeros((n_windows, n_layers, COLUMNS), np.int64)
     by_request = np.zeros((n_requests, 2), np.int64)
     resident = np.zeros(n_expert, np.bool_)
-    one = np.zeros(_COLUMNS, np.int64)
+    one = np.zeros(COLUMNS, np.int64)
     longest = 0
     for s in range(len(step_offsets) - 1):
         longest = max(longest, step_offsets[s + 1] - step_offsets[s])
@@ -231,9 +296,9 @@ def _walk(
                 row[i] = row_start[step_token[first + i]]
         one[:] = 0
         for i in range(set_offsets[m], set_offsets[m + 1]):
-            one[_OUTCOME + outcome[i]] += 1
+            one[OUTCOME + outcome[i]] += 1
             resident[experts[i]] = outcome[i] == HIT or outcome[i] == LARGE_HIT
-        one[_RUNS] = runs[m]
+        one[RUNS] = runs[m]
         lookup = set_offsets[m]
         for i in range(count):
             token = step_token[first + i]
@@ -251,8 +316,8 @@ def _walk(
                     lookup += 1
                 else:
                     hits += resident[picks[p]]
-            one[_PICKS] += n
-            one[_PICK_HITS] += hits
+            one[PICKS] += n
+            one[PICK_HITS] += hits
             by_request[request[token], 0] += n
             by_request[request[token], 1] += hits
         group = 0
@@ -262,7 +327,7 @@ def _walk(
             group = 1
         target = table[step_phase[step], group, layer]
         in_window = windows[window_of[step], layer]
-        for c in range(_COLUMNS):
+        for c in range(COLUMNS):
             target[c] += one[c]
             in_window[c] += one[c]
     return table, by_request, windows

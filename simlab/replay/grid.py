@@ -6,6 +6,7 @@ import multiprocessing
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, ProcessPoolExecutor, ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 from simlab.errors import UsageError
@@ -19,7 +20,7 @@ from simlab.replay.sizes import Size
 from simlab.result.schema import Result
 
 _MOST_MIB = 2.0**40
-Found = TypeVar("Found")
+T = TypeVar("T")
 
 
 def cells_for(
@@ -102,20 +103,31 @@ def replay_grid(
 
 
 def over_cells(
-    work: Callable[[Cell, Callable[[int], None] | None], Found],
+    work: Callable[[Cell, Callable[[int], None] | None], T],
     replayer: Replayer,
     cells: Sequence[Cell],
     *,
     jobs: int = 1,
     progress: Callable[[int], None] | None = None,
-) -> Iterator[Found]:
+) -> Iterator[T]:
     """What ``work`` finds of each cell, as replay_grid; it passes the progress on to the replay."""
-    batches = replayer.semantics == "bmoe"
-    policies = list({cell.policy.module_name: cell.policy for cell in cells}.values())
-    _compile_side_by_side(policies, batches, jobs)
+    compile_all([cell.policy for cell in cells], replayer.semantics == "bmoe", jobs)
+    yield from side_by_side([partial(work, cell) for cell in cells], jobs, progress)
+
+
+def side_by_side(
+    tasks: Sequence[Callable[[Callable[[int], None] | None], T]],
+    jobs: int,
+    progress: Callable[[int], None] | None = None,
+) -> Iterator[T]:
+    """Run tasks on ``jobs`` threads, begun in their order; results in that order.
+
+    Args:
+        tasks: each is called with a function to tell of progress.
+    """
     if jobs <= 1:
-        for cell in cells:
-            yield work(cell, progress)
+        for task in tasks:
+            yield task(progress)
         return
     stopped = threading.Event()
 
@@ -126,7 +138,7 @@ def over_cells(
             progress(done)
 
     threads = ThreadPoolExecutor(jobs)
-    waiting = [threads.submit(work, cell, advance) for cell in cells]
+    waiting = [threads.submit(task, advance) for task in tasks]
     try:
         for future in waiting:
             yield future.result()
@@ -137,10 +149,13 @@ def over_cells(
         threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _compile_side_by_side(policies: Sequence[Policy], batches: bool, jobs: int) -> None:
-    """numba compiles one function at a time per process: new policies go to several processes,
+def compile_all(policies: Sequence[Policy], batches: bool, jobs: int) -> None:
+    """Make the policies' kernels ready; several of one policy count once.
+
+    numba compiles one function at a time per process: new policies go to several processes,
     which leave their machine code in the cache folder.
     """
+    policies = list({policy.module_name: policy for policy in policies}.values())
     new = [policy for policy in policies if not is_compiled(policy, batches=batches)]
     if jobs > 1 and len(new) > 1:
         spawn = multiprocessing.get_context("spawn")

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from simlab.model.budget import MIB
 from simlab.model.layout import spans
-from simlab.replay.access import cycle
-from simlab.replay.account import account
+from simlab.replay.access import Access
+from simlab.replay.account import Account, account
 from simlab.replay.cell import Cell, Outcomes
 from simlab.replay.provenance import provenance
 from simlab.result.schema import Result
@@ -25,17 +23,28 @@ def result_row(replayer: Replayer, cell: Cell, outcomes: Outcomes, started: floa
     Args:
         started: seconds since the epoch, for the provenance.
     """
-    meta, layout, policy = replayer.trace.meta, replayer.layout, cell.policy
-    access = outcomes.access
     found = account(
         replayer.trace,
-        access,
+        outcomes.access,
         outcomes.outcome,
         outcomes.runs,
         replayer.layer_bytes,
         on_decline=replayer.on_decline,
         uncached_layers=outcomes.uncached,
     )
+    return row_of(replayer, cell, outcomes.access, found, started, outcomes.peak_bytes)
+
+
+def row_of(
+    replayer: Replayer,
+    cell: Cell,
+    access: Access,
+    found: Account,
+    started: float,
+    peak_bytes: int | None = None,
+) -> Result:
+    """The row of a cell whose outcomes are added up; arguments as in result_row and Outcomes."""
+    meta, layout, policy = replayer.trace.meta, replayer.layout, cell.policy
     total = found.total
     decode = found.by_phase["decode"]
     per_token = decode if decode.tokens else total
@@ -44,24 +53,13 @@ def result_row(replayer: Replayer, cell: Cell, outcomes: Outcomes, started: floa
         produced = access.schedule.produced  # a step verifies more tokens than it produces
     # the largest pool stands for the cycle and the cliff: slots are per pool
     largest = max(replayer.pools, key=len)
-    in_largest = np.zeros(len(meta.moe_layers), np.bool_)
-    in_largest[largest] = True
     distinct = replayer.distinct(cell.concurrency)
-    low, median, high = cycle(distinct, in_largest)
+    low, median, high = replayer.cycle(cell.concurrency)
     decoded = distinct.step_tokens[distinct.step_phase != PREFILL]
     one_stream = decoded.max(initial=1) == 1
     cliff = (len(largest) - 1) * meta.k if one_stream else median
     largest_slots = len(largest) * meta.n_expert
-    if replayer.semantics == "bmoe":
-        assert replayer.layer_bytes is not None
-        capacity_bytes = cell.budget_bytes
-        share = (cell.budget_bytes or 0) / (sum(replayer.layer_bytes) * meta.n_expert)
-    else:
-        sizes = [g.expert_bytes for g in layout.groups]
-        capacity_bytes = None
-        if replayer.layer_bytes is not None:
-            capacity_bytes = sum(n * (b or 0) for n, b in zip(cell.slots, sizes, strict=True))
-        share = sum(cell.slots) / layout.n_keys
+    slots, share, capacity_bytes = room_of(replayer, cell)
     notes = list(cell.notes)
     if replayer.semantics == "per-pick" and cell.concurrency > 1:
         notes.append("per-pick accounting inflates hits at concurrency > 1")
@@ -113,7 +111,7 @@ def result_row(replayer: Replayer, cell: Cell, outcomes: Outcomes, started: floa
         prefill=replayer.prefill,
         schedule=_schedule(replayer, access.schedule.n_steps),
         concurrency=cell.concurrency,
-        slots=tuple(cell.slots) or (replayer.slots(cell, 0),),
+        slots=slots,
         n_keys=layout.n_keys,
         slots_share=share,
         capacity_bytes=capacity_bytes,
@@ -130,7 +128,7 @@ def result_row(replayer: Replayer, cell: Cell, outcomes: Outcomes, started: floa
         cycle={"min": low, "median": median, "max": high},
         cliff_slots=cliff,
         cliff_share=cliff / largest_slots,
-        peak_bytes=outcomes.peak_bytes,
+        peak_bytes=peak_bytes,
         by_class=found.by_class,
         by_phase=found.by_phase,
         by_layer=found.by_layer,
@@ -139,6 +137,21 @@ def result_row(replayer: Replayer, cell: Cell, outcomes: Outcomes, started: floa
         notes=tuple(dict.fromkeys(notes)),
         provenance=provenance(meta, replayer.command, started),
     )
+
+
+def room_of(replayer: Replayer, cell: Cell) -> tuple[tuple[int, ...], float, int | None]:
+    """Slots of each group, their share of all experts, and their bytes (None when unknown)."""
+    layout = replayer.layout
+    if replayer.semantics == "bmoe":
+        assert replayer.layer_bytes is not None
+        budget = cell.budget_bytes or 0
+        total = sum(replayer.layer_bytes) * replayer.trace.meta.n_expert
+        return (replayer.slots(cell, 0),), budget / total, cell.budget_bytes
+    capacity_bytes = None
+    if replayer.layer_bytes is not None:
+        sizes = [group.expert_bytes for group in layout.groups]
+        capacity_bytes = sum(n * (b or 0) for n, b in zip(cell.slots, sizes, strict=True))
+    return tuple(cell.slots), sum(cell.slots) / layout.n_keys, capacity_bytes
 
 
 def _schedule(replayer: Replayer, n_steps: int) -> str:

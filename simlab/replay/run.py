@@ -26,6 +26,7 @@ from simlab.replay.access import (
     LAST_PICKED,
     Access,
     build_access,
+    cycle,
 )
 from simlab.replay.capacity import Capacity
 from simlab.replay.cell import Cell, Outcomes
@@ -119,6 +120,7 @@ class Replayer:
         self.trace_name, self.layout_name, self.command = trace_name, layout_name, command
         self.tokens = tokens_of(trace)
         self._access: dict[tuple[int, int], Access] = {}
+        self._cycles: dict[int, tuple[int, int, int]] = {}
         self.needs = Needs(trace)
         self.lock = threading.Lock()
         position = {layer: i for i, layer in enumerate(trace.meta.moe_layers)}
@@ -158,6 +160,7 @@ class Replayer:
         other.skipped = self.skipped + first
         other.steps = n if self.steps is None else min(n, self.steps - first)
         other._access, other.needs = {}, Needs(self.trace)
+        other._cycles = {}
         other.lock = threading.Lock()
         return other
 
@@ -173,6 +176,14 @@ class Replayer:
         """The distinct experts of each step and layer: what the cycle T counts."""
         order = FIRST_SEEN if self.order == EVERY_PICK else self.order
         return self._sets(concurrency, order)
+
+    def cycle(self, concurrency: int) -> tuple[int, int, int]:
+        """Min, median and max of the cycle T in the largest pool; counted once."""
+        if concurrency not in self._cycles:
+            members = np.zeros(len(self.trace.meta.moe_layers), np.bool_)
+            members[max(self.pools, key=len)] = True
+            self._cycles[concurrency] = cycle(self.distinct(concurrency), members)
+        return self._cycles[concurrency]
 
     def _sets(self, concurrency: int, order: int) -> Access:
         if self.schedule == "recorded" and concurrency != 1:

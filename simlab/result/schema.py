@@ -30,7 +30,8 @@ class Counters:
 
     ``lookups`` are distinct experts per (step, layer); ``picks`` count every token's picks.
     ``streamed`` and ``cpu_served`` are misses that filled no slot. ``bytes_moved`` is None when the
-    trace does not know its expert bytes.
+    trace does not know its expert bytes, ``merged_runs`` when nobody kept which slots were filled
+    (``simlab curve`` in one pass).
     """
 
     steps: int = 0
@@ -42,7 +43,7 @@ class Counters:
     async_uploads: int = 0
     streamed: int = 0
     cpu_served: int = 0
-    merged_runs: int = 0
+    merged_runs: int | None = 0
     bytes_moved: int | None = 0
     picks: int = 0
     pick_hits: int = 0
