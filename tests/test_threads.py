@@ -14,6 +14,7 @@ import pytest
 from lab_cases import sticky_trace
 
 from simlab.cli import main
+from simlab.policy import sources
 from simlab.trace import decoded
 from simlab.trace.write import write_trace
 
@@ -21,6 +22,7 @@ from simlab.trace.write import write_trace
 @pytest.fixture
 def parsing(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
     """The threads that made a syntax tree, as loaders of policies and readers of .npy files do."""
+    sources._imported_names.cache_clear()
     seen: list[threading.Thread] = []
     parse = ast.parse
 
