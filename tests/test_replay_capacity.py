@@ -11,7 +11,7 @@ from naive import prepare
 from naive import replay as naive_replay
 from naive_bounds import fewest_misses
 from strategies import small_trace
-from test_replay_naive import compare, sizes_of
+from test_replay_naive import compare, loaded, sizes_of
 
 from simlab.cli import main
 from simlab.errors import SimlabError, UsageError
@@ -51,10 +51,10 @@ def test_a_varying_pool_is_its_naive_twin(semantics: str) -> None:
         clipped = tuple(min(n, replayer.layout.keys_of(g)) for g, n in enumerate(slots))
         for policy in POLICIES:
             tally = naive_replay(run, policy, slots, seed=number, shares=shares)
-            result = replayer.run(Cell(load_policy(policy), clipped, None, concurrency))
+            result = replayer.run(Cell(loaded(policy), clipped, None, concurrency))
             compare(result, run, tally)
             fixed = Replayer(case.trace, semantics=semantics, seed=number)
-            same = fixed.run(Cell(load_policy(policy), clipped, None, concurrency))
+            same = fixed.run(Cell(loaded(policy), clipped, None, concurrency))
             changed += same.counters != result.counters
             assert "capacity varies" in " ".join(result.notes)
     assert changed > 100
@@ -66,8 +66,8 @@ def test_a_constant_share_is_a_smaller_pool() -> None:
         keys = [len(group) * case.shape.n_expert for group in case.shape.groups]
         half = Replayer(case.trace, capacity=capacity_of({0: 0.5}))
         for policy in ("lru", "mix"):
-            found = half.run(Cell(load_policy(policy), tuple(keys)))
-            small = Replayer(case.trace).run(Cell(load_policy(policy), tuple(n // 2 for n in keys)))
+            found = half.run(Cell(loaded(policy), tuple(keys)))
+            small = Replayer(case.trace).run(Cell(loaded(policy), tuple(n // 2 for n in keys)))
             assert found.counters == small.counters
 
 

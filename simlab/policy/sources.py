@@ -8,6 +8,7 @@ simlab's own building blocks do.
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.machinery
 import sys
 from pathlib import Path
@@ -17,15 +18,15 @@ from simlab.errors import PolicyError
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
-def parse(path: Path) -> tuple[bytes, ast.Module]:
-    """A Python file's bytes and syntax tree.
+def parse(path: Path) -> tuple[bytes, frozenset[str]]:
+    """A Python file's bytes and the dotted names that it imports.
 
     Raises:
         PolicyError: the file cannot be read or is not Python; names the line.
     """
     try:
         source = path.read_bytes()
-        return source, ast.parse(source)
+        return source, _imported_names(source)
     except OSError as exc:
         raise PolicyError(f"cannot read policy file {path}: {exc.strerror}") from None
     except SyntaxError as exc:
@@ -46,21 +47,23 @@ def own_sources(path: Path) -> dict[Path, bytes]:
         here = waiting.pop()
         if here in found:
             continue
-        found[here], tree = parse(here)
-        for name in _imported_names(tree):
+        found[here], names = parse(here)
+        for name in names:
             waiting.extend(_files_of(name, path.resolve().parent))
     return dict(sorted(found.items(), key=lambda item: (item[0].name, item[1])))
 
 
-def _imported_names(tree: ast.Module) -> set[str]:
+@functools.lru_cache(maxsize=256)
+def _imported_names(source: bytes) -> frozenset[str]:
+    # remembered by the text itself, so that no edit is missed: parsing is most of loading a policy
     names: set[str] = set()
-    for node in ast.walk(tree):
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
             names.add(node.module)
             names.update(f"{node.module}.{alias.name}" for alias in node.names)
-    return names
+    return frozenset(names)
 
 
 def _files_of(name: str, folder: Path) -> list[Path]:

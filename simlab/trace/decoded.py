@@ -120,7 +120,7 @@ def save(key: str, trace: Trace, *, limit: int = LIMIT_BYTES) -> None:
         made = Path(tempfile.mkdtemp(dir=folder, prefix=".new-"))
         for name, array in arrays.items():
             np.save(made / f"{name}.npy", array, allow_pickle=False)
-        written = {name: _mapped(made, name) for name in arrays}
+        written = {name: _written(made, name, array) for name, array in arrays.items()}
         if content_hash(_trace_of(trace.meta, written, row_picks)) != trace.meta.content_hash:
             return
         manifest = {
@@ -146,6 +146,18 @@ def _mapped(entry: Path, name: str) -> npt.NDArray[Any]:
     """An array of an entry, copy-on-write: compiled code takes it as one freshly decoded."""
     array: npt.NDArray[Any] = np.load(entry / f"{name}.npy", mmap_mode="c", allow_pickle=False)
     return array.view(np.ndarray)
+
+
+def _written(entry: Path, name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """What ``array`` became on disk.
+
+    Without reading the file's header, which numpy parses as Python: CPython before 3.11.8 cannot
+    parse in two threads at once (SystemError: AST constructor recursion depth mismatch), and the
+    caller loads policies meanwhile.
+    """
+    file = entry / f"{name}.npy"
+    header = file.stat().st_size - array.nbytes
+    return np.memmap(file, array.dtype, "c", header, array.shape).view(np.ndarray)
 
 
 def _trace_of(meta: TraceMeta, arrays: dict[str, npt.NDArray[Any]], row_picks: int) -> Trace:
