@@ -21,7 +21,7 @@ simlab() {
     .venv/bin/python -m simlab "$@"
 }
 
-policies=lru,fifo,lfu,lfu-decay,arc,random,stale,mix,mix-tr,opt,opt-bypass
+policies=lru,fifo,lfu,lfu-decay,arc,random,stale,mix,mix-tr,mix-trace,opt,opt-bypass
 echo "Demo: policies and bounds, 10 sizes, 1 and 4 streams, on real picks of the tiny demo model (so small that its"
 echo "figures speak for no other). The first time takes two minutes more, while the policies are compiled."
 if [ "$capture" ]; then

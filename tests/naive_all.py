@@ -28,6 +28,7 @@ OTHER_PARAMS: dict[str, dict[str, float]] = {
     "capped-lru": {"uploads": 1},
     "mix-admit": {"margin": 0.7},
     "mix-tr": {"lift": 2.0},
+    "mix-trace": {"lift": 0.9, "memory": 2.5},
     "pinned-lru": {"share": 0.6, "interval": 3},
     "repin": {"interval": 4, "hot": 2},
     "router-ewma": {"half_life": 1.5},

@@ -6,7 +6,7 @@ Hooks as in naive_policies; written from what docs/policies.md and the policy fi
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from naive_policies import Mix, Policy, Stale, first_absent
@@ -27,19 +27,29 @@ class MixTr(Mix):
     half_lives = (2.0, 8.0, 32.0, 128.0)
     defaults = {"lift": 0.7}
 
+    def memory(self) -> float:
+        return 0.0
+
     def start(self) -> None:
         super().start()
         self.previous: list[list[int]] = [[] for _ in range(self.layers)]  # keys of the last set
         self.picks: Counter[int] = Counter()  # visits that picked the key
-        self.after: Counter[int] = Counter()  # visits that follow one with the key
-        self.pairs: Counter[tuple[int, int]] = Counter()  # ... and picked the second key
+        self.trace = [0.0] * (self.layers * self.experts)  # what each key vouches with
+        self.after: defaultdict[int, float] = defaultdict(float)  # sum of a key's traces
+        self.pairs: defaultdict[tuple[int, int], float] = defaultdict(float)  # as 2nd key is picked
 
     def on_set(self, layer: int, experts: Sequence[int]) -> None:
         super().on_set(layer, experts)
         keys = [layer * self.experts + e for e in experts]
-        for before in self.previous[layer]:
-            self.after[before] += 1
-            self.pairs.update((before, key) for key in keys)
+        for before in range(layer * self.experts, (layer + 1) * self.experts):
+            self.after[before] += self.trace[before]
+            for key in keys:
+                self.pairs[before, key] += self.trace[before]
+            self.trace[before] *= self.memory()
+            if self.trace[before] <= 1e-12:
+                self.trace[before] = 0.0
+        for key in keys:
+            self.trace[key] += 1.0
         self.picks.update(keys)
         self.previous[layer] = keys
 
@@ -58,6 +68,16 @@ class MixTr(Mix):
 
     def worth(self, key: int) -> float:
         return super().worth(key) + self.params["lift"] * self.lift(key)
+
+
+class MixTrace(MixTr):
+    """Its picks vouch for later sets too, with a weight that is halved every so many visits."""
+
+    half_lives = (4.0, 16.0, 64.0, 256.0)
+    defaults = {"lift": 1.2, "memory": 1.0}
+
+    def memory(self) -> float:
+        return 2.0 ** (-1.0 / self.params["memory"])
 
 
 class LeastStale(Stale):
@@ -191,6 +211,7 @@ class StaticHot(Policy):
 MOE: dict[str, type[Policy]] = {
     "mix-admit": MixAdmit,
     "mix-tr": MixTr,
+    "mix-trace": MixTrace,
     "least-stale": LeastStale,
     "pinned-lru": PinnedLru,
     "repin": Repin,

@@ -198,6 +198,13 @@ EXAMPLES = {
     # (lift counts 0.7) at the second A: B's mean 0.061 x lift (1 + 8/4) / (9/4) = 1.33, C's 0.077 x
     # lift (8/4) / (9/4) = 0.89: B followed A before, so C leaves and B hits
     "mix-tr": [(2, "A B C A B", {}, "A+ B+ C+A A+C B")],
+    # lift counts 1. At the second A its traces add up to 1 + 1/2 + 1/4 (with 8: 9.75); B came when
+    # it was 1, C at 1/2. B: ln 0.0412 + ln((1 + 8/4) / (9.75/4)) = -2.98, C: ln 0.0469 +
+    # ln((1/2 + 8/4) / (9.75/4)) = -3.03: C leaves. Lift 0.5: B -3.09, C -3.05, so B leaves
+    "mix-trace": [
+        (2, "A B C A B", {"lift": 1}, "A+ B+ C+A A+C B"),
+        (2, "A B C A B", {"lift": 0.5}, "A+ B+ C+A A+B B+C"),
+    ],
     # after three tokens A (2 uses) is pinned; the others share the other slot. After three more
     # uses are A 1, C 1, D 1, E 1: A stays pinned, lowest expert first
     "pinned-lru": [(2, "A A B C D E F", {"interval": 3}, "A+ A B+ C+B D+C E+D F+E")],
