@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from real_traces_tables import summary_of, tables_of
+from real_traces_tables import HEADING, summary_of, tables_of
 
 from simlab import __version__
 from simlab.analysis.bootstrap import Draws, Interval
@@ -339,7 +339,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"Error: {exc}", file=sys.stderr)
         return exc.exit_code
     if given.tables:
-        print("\n".join([*summary_of(every), "", *text]).rstrip())
+        print("\n".join([*HEADING, *summary_of(every), "", *text]).rstrip())
     return 0
 
 

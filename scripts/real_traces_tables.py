@@ -7,6 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 Line = Mapping[str, str]
 #: Rows that the CPU helps; they stand in a table of their own.
 DECLINING = (", bytes", ", hits", "static-pin")
+#: Above the tables.
+HEADING = (
+    "# What the real traces say: every cell",
+    "",
+    "Written by `python scripts/real_traces.py experiments/*.toml --tables`; [findings.md](findings.md)",
+    "reads it. Second halves of the requests, 95 % intervals over them; parameters chosen on the first",
+    "halves. Simulated.",
+    "",
+)
 
 
 def summary_of(lines: Sequence[Line]) -> list[str]:
