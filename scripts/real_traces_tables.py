@@ -11,9 +11,9 @@ DECLINING = (", bytes", ", hits", "static-pin")
 HEADING = (
     "# What the real traces say: every cell",
     "",
-    "Written by `python scripts/real_traces.py experiments/*.toml --tables`; [findings.md](findings.md)",
-    "reads it. Second halves of the requests, 95 % intervals over them; parameters chosen on the first",
-    "halves. Simulated.",
+    "Written by `python scripts/real_traces.py experiments/*.toml --tables`;",
+    "[findings.md](findings.md) reads it. Second halves of the requests, 95 % intervals over them;",
+    "parameters chosen on the first halves. Simulated.",
     "",
 )
 
