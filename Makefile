@@ -36,6 +36,7 @@ bench:  ## speed of the kernels and of starting, beside libcachesim
 	@sh scripts/venv.sh dev
 	@.venv/bin/python scripts/bench.py
 	@.venv/bin/python scripts/bench_curve.py
+	@.venv/bin/python scripts/bench_policies.py
 
 clean:  ## remove the environment, caches and what demo and bench wrote
 	@rm -rf .venv out dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

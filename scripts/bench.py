@@ -69,15 +69,17 @@ def sticky_trace(layers: int, experts: int, k: int, picks: int, seed: int = 0) -
     )
 
 
-def interleaved(contenders: dict[str, Callable[[], object]]) -> dict[str, float]:
+def interleaved(
+    contenders: dict[str, Callable[[], object]], clock: Callable[[], float] = time.perf_counter
+) -> dict[str, float]:
     """Median seconds of each, run in turn ROUNDS times after one warm-up."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for round_ in range(ROUNDS + 1):
         for name, run in contenders.items():
-            started = time.perf_counter()
+            started = clock()
             run()
             if round_:
-                seconds[name].append(time.perf_counter() - started)
+                seconds[name].append(clock() - started)
     return {name: median(each) for name, each in seconds.items()}
 
 

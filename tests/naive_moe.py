@@ -21,6 +21,12 @@ class MixAdmit(Mix):
         return victim == -1 or self.value(key) - self.value(victim) >= self.params["margin"]
 
 
+def mean_log(factors: list[float]) -> float:
+    """As the logarithm of a product, eight factors at a time."""
+    total = sum(math.log(math.prod(factors[i : i + 8])) for i in range(0, len(factors), 8))
+    return total / len(factors)
+
+
 class MixTr(Mix):
     """Adds the mean log lift that the layer's last set gives a key."""
 
@@ -55,16 +61,12 @@ class MixTr(Mix):
 
     def lift(self, key: int) -> float:
         layer = key // self.experts
-        p = self.picks[key] / self.visits[layer]
-        if not p:  # sglang: resident from the start
+        if not self.picks[key]:  # sglang: resident from the start
             return 0.0
-        told = [self.pairs[before, key] + 8.0 * p for before in self.previous[layer]]
-        expected = [(self.after[before] + 8.0) * p for before in self.previous[layer]]
-        # the logarithm of a product, eight factors at a time
-        total = 0.0
-        for i in range(0, len(told), 8):
-            total += math.log(math.prod(told[i : i + 8]) / math.prod(expected[i : i + 8]))
-        return total / len(told)
+        rarity = self.visits[layer] / self.picks[key]  # 1 / P(key)
+        told = [self.pairs[before, key] * rarity + 8.0 for before in self.previous[layer]]
+        chances = [self.after[before] + 8.0 for before in self.previous[layer]]
+        return mean_log(told) - mean_log(chances)
 
     def worth(self, key: int) -> float:
         return super().worth(key) + self.params["lift"] * self.lift(key)

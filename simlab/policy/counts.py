@@ -14,10 +14,11 @@ from simlab.policy.jit import kernel_jit
 from simlab.policy.linked import (
     Lists,
     after,
+    before,
     first_absent,
     insert_after,
+    move_back,
     new_lists,
-    push_back,
     unlink,
 )
 
@@ -50,17 +51,17 @@ def new_counts(n_keys: int) -> Counts:
 
 
 @kernel_jit
-def _join(counts: Any, group: Any, key: int, before: int, count: int) -> None:
-    """Put a key into the bucket of ``count``, which stands right after bucket ``before`` if any."""
+def _join(counts: Any, group: Any, key: int, left: int, count: int) -> None:
+    """Move a key into the bucket of ``count``, which stands right after bucket ``left`` if any."""
     first = group.keys + 1
-    bucket = after(counts.order, before)
+    bucket = after(counts.order, left)
     if bucket == first or counts.level[bucket] != count:
         counts.n_spare[0] -= 1
         new = counts.spare[counts.n_spare[0]]
         counts.level[new] = count
-        insert_after(counts.order, before, new)
+        insert_after(counts.order, left, new)
         bucket = new
-    push_back(counts.members, group.keys + bucket, key)
+    move_back(counts.members, group.keys + bucket, key)
     counts.bucket[key] = bucket
 
 
@@ -82,9 +83,14 @@ def start_count(counts: Any, group: Any, key: int) -> None:
 @kernel_jit
 def count_up(counts: Any, group: Any, key: int) -> None:
     """Count a key once more."""
-    bucket = counts.bucket[key]
-    unlink(counts.members, key)
-    _join(counts, group, key, bucket, counts.level[bucket] + 1)
+    bucket = np.int64(counts.bucket[key])
+    count = counts.level[bucket] + 1
+    following = np.int64(after(counts.order, bucket))
+    alone = before(counts.members, key) == after(counts.members, key)  # both are the sentinel
+    if alone and (following == group.keys + 1 or counts.level[following] != count):
+        counts.level[bucket] = count  # its bucket goes up with it
+        return
+    _join(counts, group, key, bucket, count)
     _drop_if_empty(counts, group, bucket)
 
 

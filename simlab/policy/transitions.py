@@ -33,7 +33,8 @@ class Transitions(NamedTuple):
     [layers]) are the layer's last set. ``visits``: int64 [layers]; ``picked``: int64 [keys], visits
     that picked the key. ``trace``: float64 [keys], what a key vouches with; ``left_from``: float64
     [keys], sum of its traces over the visits; ``follows``: float64 [keys, experts], of those, over
-    the visits that picked the key, for each expert before it. ``memory``: what is left of a trace
+    the visits that picked the key, for each expert before it. ``expected``: float64 [layers], mean
+    of ln(left_from + PSEUDO) over the last set. ``memory``: what is left of a trace
     after a visit. ``lift``: weight of the mean log lift.
     """
 
@@ -47,6 +48,7 @@ class Transitions(NamedTuple):
     trace: npt.NDArray[np.float64]
     left_from: npt.NDArray[np.float64]
     follows: npt.NDArray[np.float64]
+    expected: npt.NDArray[np.float64]
     memory: float
     lift: float
 
@@ -72,6 +74,7 @@ def new_transitions(
         trace=np.zeros(keys),
         left_from=np.zeros(keys),
         follows=np.zeros((keys, experts)),
+        expected=np.zeros(layers),
         memory=memory,
         lift=lift,
     )
@@ -94,11 +97,19 @@ def learn_visit(learned: Any, group: Any, layer: int, experts: Any) -> None:
         faded = trace[before] * learned.memory
         trace[before] = faded if faded > FAINT else 0.0
     learned.visits[layer] += 1
-    learned.n_last[layer] = experts.shape[0]
-    for i in range(experts.shape[0]):
+    n = experts.shape[0]
+    learned.n_last[layer] = n
+    total = 0.0
+    chances = 1.0
+    for i in range(n):
         trace[experts[i]] += 1.0
         learned.picked[base + experts[i]] += 1
         learned.last[layer, i] = experts[i]
+        chances *= left_from[experts[i]] + PSEUDO
+        if i % CHUNK == CHUNK - 1:
+            total += math.log(chances)
+            chances = 1.0
+    learned.expected[layer] = (total + math.log(chances)) / n
 
 
 @kernel_jit
@@ -108,21 +119,16 @@ def mean_log_lift(learned: Any, group: Any, layer: int, expert: int) -> Any:
     key = base + expert
     if learned.picked[key] == 0:  # resident from the start (sglang), not picked yet
         return 0.0
-    share = learned.picked[key] / learned.visits[layer]
-    prior = PSEUDO * share
+    rarity = learned.visits[layer] / learned.picked[key]  # 1 / P(e)
     total = 0.0
     told = 1.0
-    expected = 1.0
     n = learned.n_last[layer]
     for i in range(n):
-        before = learned.last[layer, i]
-        told *= learned.follows[key, before] + prior
-        expected *= (learned.left_from[base + before] + PSEUDO) * share
+        told *= learned.follows[key, learned.last[layer, i]] * rarity + PSEUDO
         if i % CHUNK == CHUNK - 1:
-            total += math.log(told / expected)
+            total += math.log(told)
             told = 1.0
-            expected = 1.0
-    return (total + math.log(told / expected)) / n
+    return (total + math.log(told)) / n - learned.expected[layer]
 
 
 @kernel_jit
