@@ -1,11 +1,13 @@
 """Experiment files: what is chosen on one half of a trace's requests, reported on the other.
 
-    python scripts/real_traces.py experiments/*.toml [--only ROW,...] [--jobs N] [--out FOLDER]
+    python scripts/real_traces.py experiments/*.toml [--only ROW ...] [--again] [--out FOLDER]
     python scripts/real_traces.py experiments/*.toml --tables
 
 Writes NAME.csv for NAME.toml: a line for each row of the experiment at each size and number of
-streams. `--only` runs some rows and keeps the other lines of the file. `--tables` runs nothing: it
-prints the tables of docs/findings-tables.md from the files that are there.
+streams. `--only` runs a row (several: once each) and keeps the other lines of the file. `--again`
+chooses nothing: it replays on the second half what the file says was chosen, where a policy's code
+has changed and its decisions have not. `--tables` runs nothing: it prints docs/findings-tables.md
+from the files that are there.
 """
 
 from __future__ import annotations
@@ -227,9 +229,18 @@ def figures(draws: Draws, row: str) -> dict[str, Interval]:
 
 
 def run_experiment(
-    experiment: Experiment, only: Sequence[str], jobs: int, command: str
+    experiment: Experiment,
+    only: Sequence[str],
+    jobs: int,
+    command: str,
+    before: Sequence[Mapping[str, Any]] = (),
 ) -> Iterator[list[dict[str, Any]]]:
-    """The lines of an experiment's table, a cell at a time."""
+    """The lines of an experiment's table, a cell at a time.
+
+    Args:
+        before: lines whose choices are kept; other rows are chosen anew.
+    """
+    kept = {(int(x["concurrency"]), x["slots"], x["row"]): x["chosen"] for x in before}
     wanted = [row for row in experiment.rows if not only or row.name in only]
     if not wanted:
         raise UsageError(f"{experiment.path}: no row is named {', '.join(only)}")
@@ -238,7 +249,10 @@ def run_experiment(
     expert_mib = float(np.mean(sizes)) / 2**20 if sizes else None
     for lanes, size in itertools.product(experiment.run["concurrency"], experiment.run["slots"]):
         started = time.time()
-        chosen = {row.name: halves.choose(row, size, lanes) for row in wanted}
+        chosen = {
+            row.name: kept.get((lanes, size, row.name)) or halves.choose(row, size, lanes)
+            for row in wanted
+        }
         measured = halves.report(chosen, size, lanes)
         draws = halves.draws(measured)
         lines = []
@@ -313,12 +327,13 @@ def main(arguments: Sequence[str]) -> int:
     """Run it; the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("experiments", nargs="+", type=Path)
-    parser.add_argument("--only", default="", help="rows to run, by name, separated by commas")
+    parser.add_argument("--only", default=[], action="append", help="a row to run, by name")
+    parser.add_argument("--again", action="store_true", help="replay what was chosen before")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path, help="folder of the CSV files; default: the file's own")
     parser.add_argument("--tables", action="store_true", help="print the tables, run nothing")
     given = parser.parse_args(arguments)
-    only = [name for name in given.only.split(",") if name]
+    only: list[str] = given.only
     every: list[dict[str, Any]] = []
     text: list[str] = []
     try:
@@ -330,9 +345,11 @@ def main(arguments: Sequence[str]) -> int:
                 text += tables_of(read_lines(target))
                 continue
             order = [row.name for row in experiment.rows]
-            told = ["--only", given.only] if only else []  # where it is written changes no figure
+            told = ["--again"] * given.again + [x for name in only for x in ("--only", name)]
+            # where it is written changes no figure
             command = shlex.join(["python", "scripts/real_traces.py", str(path), *told])
-            for lines in run_experiment(experiment, only, given.jobs, command):
+            before = read_lines(target) if given.again else []
+            for lines in run_experiment(experiment, only, given.jobs, command, before):
                 write_atomically(target, written(merged(read_lines(target), lines, order)))
             print(f"Written: {target}")
     except SimlabError as exc:

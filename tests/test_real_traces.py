@@ -162,6 +162,12 @@ def test_some_rows_again(runner, experiment: Path) -> None:
         if x["chosen"] != y["chosen"]
     ]
     assert changed == ["simple", "simple"]
+    new = lines_of(target)
+    experiment.write_text(experiment.read_text().replace("[8]", "[2, 32]"))
+    assert runner.main([str(experiment), "--again", "--only", "simple", "--jobs", "1"]) == 0
+    again = lines_of(target)
+    assert all(x.pop("command") for x in (*new, *again))
+    assert again == new
     assert runner.main([str(experiment), "--only", "no-such-row"]) == 2
 
 
