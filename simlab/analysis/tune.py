@@ -182,7 +182,7 @@ class Tuner:
         shortfall = 0.0
         if floor is not None:
             asked = lru.hits if self.floor == "lru" else floor * table.lookups
-            shortfall = max(0.0, -_surely_above(table.hits - asked, table.lookups))
+            shortfall = max(0.0, -surely_above(table.hits - asked, table.lookups))
         return shortfall, -value if self.metric.higher else value
 
     def _report(
@@ -281,7 +281,7 @@ class Tuner:
         return found
 
 
-def _surely_above(difference: npt.NDArray[np.float64], lookups: npt.NDArray[np.float64]) -> float:
+def surely_above(difference: npt.NDArray[np.float64], lookups: npt.NDArray[np.float64]) -> float:
     """A difference in hit rate over requests, less MARGIN of its standard errors (of a ratio)."""
     rate = float(difference.sum() / lookups.sum())
     n = len(lookups)
