@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from trace_cases import make
 
 from simlab.policy.registry import load_policy
 from simlab.replay.cell import Cell
@@ -102,3 +103,14 @@ def test_hit_for_hit(shared: Path, name: str, accesses: int, policy: str) -> Non
         assert share < SHARES[-1] or 0 < theirs.sum() < len(theirs)
         differing = np.flatnonzero((outcome == HIT) != theirs)
         assert len(differing) == 0, (share, differing[:5], len(differing))
+
+
+@pytest.mark.parametrize("slots", [10, 19])
+def test_s3fifo_with_a_small_queue_of_one(slots: int) -> None:
+    """Where they differ: theirs admits nothing if a tenth of the slots is one; below, it aborts."""
+    keys = np.array([0, 0, 0, 1, 1])
+    assert not their_hits("s3fifo", keys, slots).any()
+    trace = make([(0, token, 1, 0, [int(key)]) for token, key in enumerate(keys)], 32, k=1)
+    outcome = Replayer(trace, semantics="per-pick").outcomes(Cell(load_policy("s3fifo"), (slots,)))
+    assert (outcome.outcome == HIT).tolist() == [False, True, True, False, True]
+    assert their_hits("s3fifo", keys, 20).tolist() == [False, True, True, False, True]
