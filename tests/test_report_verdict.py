@@ -252,6 +252,15 @@ def test_best_table_names_a_winner_for_every_size() -> None:
     assert "<b>mix</b> 484 <small>-20.0 % against LRU</small>" in body[1]
     assert 'class="ref"' in body[1]
     assert best_table(group_settings(rows[:1])[0], "simulated", names) == ""
+    assert '<details class="best" open>' in best_table(setting, "simulated", names)
+
+
+def test_best_table_of_a_curve_is_closed() -> None:
+    rows = [make_result(p, 8 * n, 0.5) for n in range(1, 40) for p in ("lru", "mix")]
+    (setting,) = group_settings(rows)
+    html = best_table(setting, "simulated", assign_series(rows))
+    assert html.startswith('<details class="best"><summary>')
+    assert html.count('<th scope="row">') == 39
 
 
 def test_best_of_nothing() -> None:

@@ -13,6 +13,9 @@ from simlab.result.schema import Counters, Result
 
 Names = dict[SeriesKey, Series]
 
+#: A table of more sizes than this (a curve's) is closed until it is asked for.
+MOST_OPEN = 16
+
 #: Columns of numbers: heading, what it means, the value to sort by, how it is written.
 _COLUMNS: tuple[tuple[str, str, Any, Any], ...] = (
     ("C", "concurrency", lambda r: r.concurrency, text.count),
@@ -107,8 +110,9 @@ def best_table(setting: Setting, kind: str, names: Names) -> str:
         if all(row.mib_per_token is not None for row in rows)
         else "uploads per token"
     )
+    shown = " open" if len(sizes) <= MOST_OPEN else ""
     return (
-        '<details class="best" open>'
+        f'<details class="best"{shown}>'
         f"<summary>Fewest {unit} at each size, of the policies that fill on every miss</summary>"
         f'<div class="scroll"><table><thead><tr><th scope="col">slots</th>{heads}</tr></thead>'
         f"<tbody>{''.join(body)}</tbody></table></div></details>"
