@@ -11,7 +11,7 @@ from simlab.result.schema import KINDS, Result
 #: Identity of one line of a chart; the kind is drawn differently, not named differently.
 SeriesKey = tuple[str, int, str, tuple[tuple[str, float], ...], int]
 
-COLORS = 9
+COLORS = 10
 SYMBOLS = (
     "circle",
     "square",
