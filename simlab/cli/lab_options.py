@@ -7,6 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from simlab.cli.replay_options import (
+    CONCURRENCY,
+    MIB,
+    PREFILL,
+    SCHEDULE,
+    SEMANTICS,
+    UBATCH,
+)
 from simlab.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,39 +28,12 @@ _CELLS = [
         metavar="N|P%,...",
         help="Slots per group, or a share of its experts.  [default: 25%]",
     ),
-    click.option(
-        "--moe-cache-mib",
-        "--mib",
-        "mib",
-        metavar="N,...",
-        help="Budget as for llama.cpp's option of that name, in place of --slots.",
-    ),
-    click.option(
-        "--concurrency",
-        default="1",
-        show_default=True,
-        metavar="C,...",
-        help="Streams decoded together.",
-    ),
-    click.option(
-        "--semantics",
-        default="llama.cpp",
-        show_default=True,
-        help="Which engine's rules: llama.cpp, sglang, bmoe or per-pick.",
-    ),
-    click.option(
-        "--prefill",
-        default="engine",
-        show_default=True,
-        help="engine: prompts are computed; skip: their rows are left out.",
-    ),
-    click.option(
-        "--schedule",
-        default="lanes",
-        show_default=True,
-        help="lanes, or recorded: the steps that the trace recorded.",
-    ),
-    click.option("--ubatch", default=512, show_default=True, help="Most tokens of a prefill step."),
+    MIB,
+    CONCURRENCY,
+    SEMANTICS,
+    PREFILL,
+    SCHEDULE,
+    UBATCH,
     click.option("--seed", default=0, show_default=True, help="Of all that is drawn."),
     click.option(
         "--n-expert", type=int, help="Experts of a layer, for a file that does not say it."

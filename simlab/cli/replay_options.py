@@ -9,6 +9,43 @@ import click
 
 from simlab.cli.layout_options import layout_options
 
+# The lab's commands (lab_options.py) have these too.
+MIB = click.option(
+    "--moe-cache-mib",
+    "--mib",
+    "mib",
+    metavar="N,...",
+    help="Budget as for llama.cpp's option of that name, in place of --slots.",
+)
+CONCURRENCY = click.option(
+    "--concurrency",
+    default="1",
+    show_default=True,
+    metavar="C,...",
+    help="Streams decoded together.",
+)
+SEMANTICS = click.option(
+    "--semantics",
+    default="llama.cpp",
+    show_default=True,
+    help="Which engine's rules: llama.cpp, sglang, bmoe or per-pick.",
+)
+PREFILL = click.option(
+    "--prefill",
+    default="engine",
+    show_default=True,
+    help="engine: prompts are computed; skip: their rows are left out.",
+)
+SCHEDULE = click.option(
+    "--schedule",
+    default="lanes",
+    show_default=True,
+    help="lanes, or recorded: the steps that the trace recorded.",
+)
+UBATCH = click.option(
+    "--ubatch", default=512, show_default=True, help="Most tokens of a prefill step."
+)
+
 _POLICIES = [
     click.option(
         "--policy",
@@ -31,50 +68,23 @@ _SLOTS = [
     ),
 ]
 _ENGINE = [
-    click.option(
-        "--moe-cache-mib",
-        "--mib",
-        "mib",
-        metavar="N,...",
-        help="Budget as for llama.cpp's option of that name, in place of --slots.",
-    ),
+    MIB,
     click.option(
         "--layout",
         metavar="GGUF|CONFIG|NAME",
         help="A model whose groups and bytes take the place of the trace's (see: simlab plan).",
     ),
-    click.option(
-        "--concurrency",
-        default="1",
-        show_default=True,
-        metavar="C,...",
-        help="Streams decoded together.",
-    ),
-    click.option(
-        "--semantics",
-        default="llama.cpp",
-        show_default=True,
-        help="Which engine's rules: llama.cpp, sglang, bmoe or per-pick.",
-    ),
+    CONCURRENCY,
+    SEMANTICS,
     click.option(
         "--on-decline",
         default="stream",
         show_default=True,
         help="Who serves a miss the policy declines: stream (copied once) or cpu.",
     ),
-    click.option(
-        "--prefill",
-        default="engine",
-        show_default=True,
-        help="engine: prompts are computed; skip: their rows are left out.",
-    ),
-    click.option(
-        "--schedule",
-        default="lanes",
-        show_default=True,
-        help="lanes, or recorded: the steps that the trace recorded.",
-    ),
-    click.option("--ubatch", default=512, show_default=True, help="Most tokens of a prefill step."),
+    PREFILL,
+    SCHEDULE,
+    UBATCH,
     click.option(
         "--seed", default=0, show_default=True, help="For policies that draw random numbers."
     ),
