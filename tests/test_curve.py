@@ -26,7 +26,7 @@ from simlab.replay.capacity import Capacity
 from simlab.replay.cell import Cell
 from simlab.replay.curve import MOST_WITH_PARTS, Plan, plan_curve, run_curve
 from simlab.replay.curve_approx import run_approx
-from simlab.replay.curve_lru import LruLevels
+from simlab.replay.curve_lru import MOST_KEYS, LruLevels
 from simlab.replay.run import Replayer
 from simlab.replay.sizes import curve_sizes, even_sizes, parse_sizes
 from simlab.result.schema import Result
@@ -206,6 +206,28 @@ def test_lru_levels_are_places_in_a_list(n_keys: int) -> None:
     for first in range(0, len(experts), 700):
         run.run(first, min(first + 700, len(experts)))
     assert levels.tolist() == naive_levels(experts, sizes)
+
+
+def test_lru_levels_of_the_most_keys() -> None:
+    """Timelines that fill up many times, sets across two words, counts near their largest."""
+    rng = np.random.default_rng(4)
+    accesses = 250_000
+    keys = np.where(
+        rng.random(accesses) < 0.5, rng.integers(0, MOST_KEYS, accesses), rng.zipf(1.2, accesses)
+    )
+    keys = np.append(np.arange(MOST_KEYS), keys % MOST_KEYS)
+    sizes = np.arange(1, MOST_KEYS + 1)
+    levels = np.zeros(len(keys), np.uint16)
+    offsets = np.append(np.arange(0, len(keys), 7), len(keys)).astype(np.int64)
+    layer, index = np.zeros(len(offsets) - 1, np.int16), np.zeros(1, np.int32)
+    experts = keys.astype(np.uint16)
+    LruLevels(layer, offsets, experts, index, MOST_KEYS, MOST_KEYS, sizes, levels).run(
+        0, len(layer)
+    )
+    assert (levels[:MOST_KEYS] == MOST_KEYS).all()
+    for at in rng.integers(MOST_KEYS, len(keys), 400):
+        since = np.flatnonzero(keys[:at] == keys[at])[-1] + 1
+        assert levels[at] == len(np.unique(keys[since:at]))
 
 
 def test_what_has_no_pass_is_replayed_and_says_why(tmp_path: Path) -> None:

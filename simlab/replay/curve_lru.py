@@ -3,10 +3,11 @@
 LRU is a stack algorithm there (Mattson 1970): an access hits in a pool of S slots if and only if
 fewer than S distinct other keys were accessed since its key's last access. That distance is counted
 on a timeline of one bit a position, set where a key was last accessed: the keys used since are the
-bits set behind it. Two levels of running counts make the count O(1): ``mid`` counts the bits before
-a word within its chunk of 32 words, ``top`` those before a chunk. Clearing a bit subtracts 1 from
-the counts behind it, one vector operation a level; setting one at the end changes no count. When
-the timeline is full, its bits move to the front.
+bits set behind it. Two levels of running counts make the count O(1): ``counts`` of the bits up to
+the end of a word, within its chunk of 32 words, and of those before a chunk. Clearing a bit
+subtracts 1 from the counts behind it, one vector operation a level. Setting one costs nothing: a
+word's bits are all set as it begins, for what lies ahead of an access is not counted. When the
+timeline is full, its bits move to the front.
 """
 
 from __future__ import annotations
@@ -17,16 +18,82 @@ import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
+from numba.core.datamodel.models import PrimitiveModel
+from numba.extending import intrinsic, register_model
 
 from simlab.policy.jit import cached_jit
 
 _LANES = 32
-#: Positions of the timeline: 32 chunks of 32 words of 64 bits. Position 0 stays empty, so that 0
-#: can stand for "never accessed".
+#: Positions of the timeline: 32 chunks of 32 words of 64 bits. Word 0 stays empty, so that position
+#: 0 can stand for "never accessed".
 _POSITIONS = _LANES * _LANES * 64
 #: Keys that still leave a third of the timeline to new accesses.
 MOST_KEYS = 40_000
+# One array, since every pointer takes a register: ``counts`` of words, of chunks (``_CHUNKS``), and
+# the position of each key's bit, 0 before its first access (``_KEYS``).
+_CHUNKS = np.uint64(_LANES * _LANES)
+_KEYS = _LANES * _LANES + _LANES
+_FULL = np.uint64(2**64 - 1)
+_VECTOR = ir.VectorType(ir.IntType(16), _LANES)
+
+
+class _Row(types.Type):  # type: ignore[misc]
+    """32 uint16 in vector registers: numba has no type for them."""
+
+    def __init__(self) -> None:
+        super().__init__(name="row of 32 uint16")
+
+
+_ROW = _Row()
+
+
+@register_model(_Row)
+class _RowModel(PrimitiveModel):  # type: ignore[misc]
+    def __init__(self, manager: Any, row: Any) -> None:
+        super().__init__(manager, row, _VECTOR)
+
+
+def _pointer(context: Any, builder: Any, kind: Any, array: Any, first: Any) -> Any:
+    data = context.make_array(kind)(context, builder, array).data
+    return builder.bitcast(builder.gep(data, [first]), _VECTOR.as_pointer())
+
+
+@intrinsic
+def _load(typingctx: Any, counts: Any, first: Any) -> Any:
+    """counts[first:][:32] as a row; counts: uint16."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.load(_pointer(context, builder, signature.args[0], *args), align=2)
+
+    return _ROW(counts, types.uint64), codegen
+
+
+@intrinsic
+def _store(typingctx: Any, counts: Any, first: Any, row: Any) -> Any:
+    """counts[first:][:32] = row; counts: uint16."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        to = _pointer(context, builder, signature.args[0], *args[:2])
+        builder.store(args[2], to, align=2)
+        return context.get_dummy_value()
+
+    return types.void(counts, types.uint64, row), codegen
+
+
+@intrinsic
+def _less_behind(typingctx: Any, row: Any, lanes: Any, lane: Any) -> Any:
+    """The row, less 1 wherever ``lanes``, a row too, is over ``lane``."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        undefined = ir.Constant(_VECTOR, ir.Undefined)
+        here = builder.trunc(args[2], ir.IntType(16))
+        one = builder.insert_element(undefined, here, ir.Constant(ir.IntType(32), 0))
+        order = ir.Constant(ir.VectorType(ir.IntType(32), _LANES), [0] * _LANES)
+        every = builder.shuffle_vector(one, undefined, order)
+        less = builder.sext(builder.icmp_signed(">", args[1], every), _VECTOR)  # -1 where behind
+        return builder.add(args[0], less)
+
+    return _ROW(row, lanes, types.uint64), codegen
 
 
 @intrinsic
@@ -37,41 +104,6 @@ def _popcount(typingctx: Any, word: Any) -> Any:
         return builder.ctpop(args[0])
 
     return types.uint64(types.uint64), codegen
-
-
-@intrinsic
-def _lowest_bit(typingctx: Any, word: Any) -> Any:
-    """Index of the lowest set bit of a uint64 that is not 0."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
-
-    return types.uint64(types.uint64), codegen
-
-
-@intrinsic
-def _subtract_behind(typingctx: Any, counts: Any, row: Any, lane: Any) -> Any:
-    """counts[32 * row + i] -= 1 for lane < i < 32, as one vector operation; counts: uint16."""
-    vector = ir.VectorType(ir.IntType(16), _LANES)
-    iota = ir.Constant(vector, list(range(_LANES)))
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        array = context.make_array(signature.args[0])(context, builder, args[0])
-        first = builder.mul(args[1], ir.Constant(args[1].type, _LANES))
-        pointer = builder.gep(array.data, [first])
-        pointer = builder.bitcast(pointer, vector.as_pointer())
-        here = builder.trunc(args[2], ir.IntType(16))
-        splat = ir.Constant(vector, ir.Undefined)
-        splat = builder.insert_element(splat, here, ir.Constant(ir.IntType(32), 0))
-        order = ir.Constant(ir.VectorType(ir.IntType(32), _LANES), [0] * _LANES)
-        splat = builder.shuffle_vector(splat, ir.Constant(vector, ir.Undefined), order)
-        less = builder.sext(builder.icmp_signed(">", iota, splat), vector)  # -1 where behind
-        old = builder.load(pointer)
-        old.align = 2
-        builder.store(builder.add(old, less), pointer, align=2)
-        return context.get_dummy_value()
-
-    return types.void(counts, types.uint64, types.uint64), codegen
 
 
 @cached_jit(nogil=True, _nrt=False)
@@ -85,11 +117,9 @@ def _levels(
     n_expert: int,
     level_of: Any,
     state: Any,
-    last: Any,
-    owner: Any,
+    counts: Any,
     words: Any,
-    mid: Any,
-    top: Any,
+    numbers: Any,
     levels: Any,
 ) -> None:
     """Write the level of each access of one group in sets ``first`` up to ``until``.
@@ -97,93 +127,100 @@ def _levels(
     Args:
         set_layer, offsets, experts: access sets of EVERY_PICK order. index_in_group: as kernel.py.
         level_of: uint16 [keys + 1], level by distance; the last entry is that of first accesses.
-        state: int64 [2], next position (from 1) and keys met, kept between calls.
-        last: uint16 [keys], position of a key's bit, 0 before its first access. owner: uint16
-            [positions], whose bit it was. words: uint64, mid, top: uint16; zero at the start.
+        state: int64 [2], next position and keys met, kept between calls.
+        counts: uint16 [_KEYS + keys], words: uint64 [_POSITIONS / 64]; zero at the start.
+        numbers: uint16 [33], 0, 1, 2, ...
         levels: uint16 [lookups], written.
     """
     cold = level_of[len(level_of) - 1]
     now = np.uint64(state[0])
     live = np.uint64(state[1])
     one = np.uint64(1)
-    for s in range(first, until):
-        layer = index_in_group[set_layer[s]]
+    in_word = np.uint64(63)
+    in_row = np.uint64(_LANES - 1)
+    # A row that every access changes stays in registers: through memory each would wait for the
+    # one before it. The numbers come from memory lest LLVM makes them anew each time.
+    chunks = _load(counts, _CHUNKS)
+    from_0 = _load(numbers, np.uint64(0))
+    from_1 = _load(numbers, np.uint64(1))
+    for s in range(np.uint64(first), np.uint64(until)):
+        layer = np.int64(index_in_group[np.uint64(set_layer[s])])
         if layer < 0:
             continue
-        base = np.uint32(layer * n_expert)
-        for i in range(np.uint64(offsets[s]), np.uint64(offsets[s + 1])):
-            key = np.uint32(base + experts[i])
-            at = np.uint64(last[key])
-            if at != np.uint64(0):
+        base = np.uint32(_KEYS + layer * n_expert)
+        i = np.uint64(offsets[s])
+        end = np.uint64(offsets[s + one])
+        while i < end:
+            room = np.uint64(64) - (now & in_word)
+            if room == np.uint64(64):
+                now = _begin_word(now, counts, words)
+                chunks = _load(counts, _CHUNKS)
+            stop = min(end, i + room)
+            ahead = now - i
+            while i < stop:
+                key = np.uint32(base + experts[i])
+                at = np.uint64(counts[key])
+                counts[key] = i + ahead
+                if at == np.uint64(0):
+                    levels[i] = cold
+                    live += one
+                    i += one
+                    continue
                 word = at >> np.uint64(6)
                 chunk = at >> np.uint64(11)
-                bit = one << (at & np.uint64(63))
-                below = _popcount(words[word] & (bit - one))
-                distance = live - one - (np.uint64(top[chunk]) + np.uint64(mid[word]) + below)
-                levels[i] = level_of[distance]
-                words[word] ^= bit
-                _subtract_behind(mid, chunk, word & np.uint64(31))
-                _subtract_behind(top, np.uint64(0), chunk)
-            else:
-                levels[i] = cold
-                live += one
-            if now == np.uint64(_POSITIONS):
-                now = _compact(last, owner, words, mid, top)
-            word = now >> np.uint64(6)
-            if now & np.uint64(63) == np.uint64(0):  # a new word: what is before it is known now
-                chunk = now >> np.uint64(11)
-                if now & np.uint64(2047) == np.uint64(0):
-                    before = chunk - one  # chunk 0 began with position 0
-                    previous = word - one
-                    top[chunk] = top[before] + mid[previous] + _popcount(words[previous])
-                    mid[word] = 0
-                else:
-                    previous = word - one
-                    mid[word] = mid[previous] + _popcount(words[previous])
-            words[word] |= one << (now & np.uint64(63))
-            last[key] = now
-            owner[now] = key
-            now += one
+                bits = words[word]
+                words[word] = bits ^ (one << (at & in_word))
+                rest = _popcount(bits >> (at & in_word))  # of its word, with its own
+                up_to_word = np.uint64(counts[_CHUNKS + chunk]) + np.uint64(counts[word])
+                levels[i] = level_of[live - up_to_word + rest - one]
+                row = word & ~in_row
+                _store(counts, row, _less_behind(_load(counts, row), from_1, word & in_row))
+                chunks = _less_behind(chunks, from_0, chunk)
+                _store(counts, _CHUNKS, chunks)
+                i += one
+            now = i + ahead
     state[0] = now
     state[1] = live
 
 
 @cached_jit(_nrt=False)
-def _compact(last: Any, owner: Any, words: Any, mid: Any, top: Any) -> Any:
-    """Move the set bits to the front, in their order; returns the next free position."""
-    to = np.uint64(1)
-    for w in range(len(words)):
-        word = words[w]
-        while word != np.uint64(0):
-            key = owner[np.uint64(w * 64) + _lowest_bit(word)]
-            word &= word - np.uint64(1)
-            owner[to] = key
-            last[key] = to
-            to += np.uint64(1)
-    end: Any = np.int64(to)
-    for w in range(len(words)):
-        first = w << 6
-        if first + 64 <= end:
-            words[w] = np.uint64(0xFFFFFFFFFFFFFFFF)
-        elif first < end:
-            words[w] = (np.uint64(1) << np.uint64(end - first)) - np.uint64(1)
-        else:
-            words[w] = np.uint64(0)
-    words[0] ^= np.uint64(1)
-    for w in range(len(words)):
-        first = w << 6
-        chunk = first & ~2047
-        mid[w] = max(min(end, first), 1) - max(min(end, chunk), 1)
-    for chunk in range(len(top)):
-        top[chunk] = max(min(end, chunk << 11), 1) - 1
-    return to
+def _begin_word(now: Any, counts: Any, words: Any) -> Any:
+    """Begin the word of position ``now``; returns ``now``, moved where the timeline was full."""
+    if now == np.uint64(_POSITIONS):
+        now = np.uint64(_compact(counts, words))
+    word = now >> np.uint64(6)
+    before = np.uint64(counts[word - np.uint64(1)])
+    if word & np.uint64(_LANES - 1) == np.uint64(0):
+        chunk = _CHUNKS + (now >> np.uint64(11))
+        counts[chunk] = counts[chunk - np.uint64(1)] + before
+        before = np.uint64(0)
+    counts[word] = before + np.uint64(64)
+    words[word] = _FULL
+    return now
 
 
-def _aligned(size: int) -> npt.NDArray[np.uint16]:
-    """Zeros that begin a cache line: vectors across two lines cost twice."""
-    room = np.zeros(size + 31, np.uint16)
-    start = -(room.ctypes.data // 2) % 32
-    return room[start : start + size]
+@cached_jit(_nrt=False)
+def _compact(counts: Any, words: Any) -> Any:
+    """Move the set bits to the front, in their order; returns the position of the next word."""
+    for w in range(np.uint64(1), np.uint64(len(words))):  # the position behind its last bit
+        counts[w] += counts[_CHUNKS + (w >> np.uint64(5))] + np.uint64(64)
+    for key in range(np.uint64(_KEYS), np.uint64(len(counts))):
+        at = np.uint64(counts[key])
+        word = at >> np.uint64(6)
+        counts[key] = np.uint64(counts[word]) - _popcount(words[word] >> (at & np.uint64(63)))
+    end: Any = np.int64(counts[len(words) - 1])
+    total = 0
+    inside: Any = 0
+    for again in range(len(words)):
+        if again % _LANES == 0:
+            total += inside
+            inside = 0
+            counts[_CHUNKS + np.uint64(again // _LANES)] = total
+        bits: Any = min(max(end - 64 * again, 0), 64) if again > 0 else 0
+        words[again] = _FULL if bits == 64 else (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
+        inside += bits
+        counts[again] = inside
+    return (end + 63) // 64 * 64
 
 
 class LruLevels:
@@ -211,13 +248,13 @@ class LruLevels:
         level_of = np.full(keys + 1, len(sizes), np.uint16)
         level_of[:keys] = np.searchsorted(sizes, np.arange(keys), side="right")
         self._sets = (set_layer, offsets, experts, index_in_group, n_expert, level_of)
+        room = np.zeros(_KEYS + keys + _LANES - 1, np.uint16)
+        start = -(room.ctypes.data // 2) % _LANES  # rows across two cache lines cost twice
         self._state = (
-            np.array([1, 0], np.int64),
-            np.zeros(keys, np.uint16),
-            np.zeros(_POSITIONS, np.uint16),
+            np.array([64, 0], np.int64),
+            room[start : start + _KEYS + keys],
             np.zeros(_POSITIONS // 64, np.uint64),
-            _aligned(_POSITIONS // 64),
-            _aligned(_LANES),
+            np.arange(_LANES + 1, dtype=np.uint16),
         )
         self._levels = levels
 
