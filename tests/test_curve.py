@@ -10,7 +10,6 @@ from pathlib import Path
 from random import Random
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,7 +25,6 @@ from simlab.replay.capacity import Capacity
 from simlab.replay.cell import Cell
 from simlab.replay.curve import MOST_WITH_PARTS, Plan, plan_curve, run_curve
 from simlab.replay.curve_approx import run_approx
-from simlab.replay.curve_lru import MOST_KEYS, LruLevels
 from simlab.replay.run import Replayer
 from simlab.replay.sizes import curve_sizes, even_sizes, parse_sizes
 from simlab.result.schema import Result
@@ -171,63 +169,13 @@ def test_passes_are_the_naive_twin(semantics: str) -> None:
 
 
 def test_long_and_large() -> None:
-    """Timelines that are compacted, groups of more than 256 slots, calls in several chunks."""
+    """Timelines that are compacted, groups of more than 128 slots, calls in several chunks."""
     trace = picks(20, 128, 4, 2000)
     assert trace.n_picks > 2 * 65_536
     for semantics, names in ONE_PASS.items():
         replayer = Replayer(trace, semantics=semantics)
         sizes = [(n, n) for n in (4, 9, 300, 600, 601, 1100, 1280)]
         assert_is_replayed(replayer, [Cell(loaded(p), n) for p in names for n in sizes])
-
-
-def naive_levels(keys: npt.NDArray[np.uint16], sizes: npt.NDArray[np.int64]) -> list[int]:
-    """The stack as a list, most recent first; an access's place in it decides."""
-    stack: list[int] = []
-    levels = []
-    for key in keys.tolist():
-        depth = stack.index(key) if key in stack else 10**9
-        levels.append(sum(depth >= size for size in sizes))
-        if key in stack:
-            stack.remove(key)
-        stack.insert(0, key)
-    return levels
-
-
-@pytest.mark.parametrize("n_keys", [1, 7, 300])
-def test_lru_levels_are_places_in_a_list(n_keys: int) -> None:
-    rng = np.random.default_rng(n_keys)
-    keys = rng.zipf(1.3, 3000).astype(np.uint64) % n_keys
-    experts = keys.astype(np.uint16)
-    sizes = np.unique(rng.integers(1, n_keys + 2, 5))
-    levels = np.zeros(len(experts), np.uint16)
-    offsets = np.arange(len(experts) + 1, dtype=np.int64)
-    layer, index = np.zeros(len(experts), np.int16), np.zeros(1, np.int32)
-    run = LruLevels(layer, offsets, experts, index, n_keys, n_keys, sizes, levels)
-    for first in range(0, len(experts), 700):
-        run.run(first, min(first + 700, len(experts)))
-    assert levels.tolist() == naive_levels(experts, sizes)
-
-
-def test_lru_levels_of_the_most_keys() -> None:
-    """Timelines that fill up many times, sets across two words, counts near their largest."""
-    rng = np.random.default_rng(4)
-    accesses = 250_000
-    keys = np.where(
-        rng.random(accesses) < 0.5, rng.integers(0, MOST_KEYS, accesses), rng.zipf(1.2, accesses)
-    )
-    keys = np.append(np.arange(MOST_KEYS), keys % MOST_KEYS)
-    sizes = np.arange(1, MOST_KEYS + 1)
-    levels = np.zeros(len(keys), np.uint16)
-    offsets = np.append(np.arange(0, len(keys), 7), len(keys)).astype(np.int64)
-    layer, index = np.zeros(len(offsets) - 1, np.int16), np.zeros(1, np.int32)
-    experts = keys.astype(np.uint16)
-    LruLevels(layer, offsets, experts, index, MOST_KEYS, MOST_KEYS, sizes, levels).run(
-        0, len(layer)
-    )
-    assert (levels[:MOST_KEYS] == MOST_KEYS).all()
-    for at in rng.integers(MOST_KEYS, len(keys), 400):
-        since = np.flatnonzero(keys[:at] == keys[at])[-1] + 1
-        assert levels[at] == len(np.unique(keys[since:at]))
 
 
 def test_what_has_no_pass_is_replayed_and_says_why(tmp_path: Path) -> None:

@@ -16,12 +16,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from llvmlite import ir
-from numba import types
-from numba.core.datamodel.models import PrimitiveModel
-from numba.extending import intrinsic, register_model
 
 from simlab.policy.jit import cached_jit
+from simlab.replay.lanes import less_where_over, load_row, new_rows, set_bits, store_row
 
 _LANES = 32
 #: Positions of the timeline: 32 chunks of 32 words of 64 bits. Word 0 stays empty, so that position
@@ -34,76 +31,6 @@ MOST_KEYS = 40_000
 _CHUNKS = np.uint64(_LANES * _LANES)
 _KEYS = _LANES * _LANES + _LANES
 _FULL = np.uint64(2**64 - 1)
-_VECTOR = ir.VectorType(ir.IntType(16), _LANES)
-
-
-class _Row(types.Type):  # type: ignore[misc]
-    """32 uint16 in vector registers: numba has no type for them."""
-
-    def __init__(self) -> None:
-        super().__init__(name="row of 32 uint16")
-
-
-_ROW = _Row()
-
-
-@register_model(_Row)
-class _RowModel(PrimitiveModel):  # type: ignore[misc]
-    def __init__(self, manager: Any, row: Any) -> None:
-        super().__init__(manager, row, _VECTOR)
-
-
-def _pointer(context: Any, builder: Any, kind: Any, array: Any, first: Any) -> Any:
-    data = context.make_array(kind)(context, builder, array).data
-    return builder.bitcast(builder.gep(data, [first]), _VECTOR.as_pointer())
-
-
-@intrinsic
-def _load(typingctx: Any, counts: Any, first: Any) -> Any:
-    """counts[first:][:32] as a row; counts: uint16."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.load(_pointer(context, builder, signature.args[0], *args), align=2)
-
-    return _ROW(counts, types.uint64), codegen
-
-
-@intrinsic
-def _store(typingctx: Any, counts: Any, first: Any, row: Any) -> Any:
-    """counts[first:][:32] = row; counts: uint16."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        to = _pointer(context, builder, signature.args[0], *args[:2])
-        builder.store(args[2], to, align=2)
-        return context.get_dummy_value()
-
-    return types.void(counts, types.uint64, row), codegen
-
-
-@intrinsic
-def _less_behind(typingctx: Any, row: Any, lanes: Any, lane: Any) -> Any:
-    """The row, less 1 wherever ``lanes``, a row too, is over ``lane``."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        undefined = ir.Constant(_VECTOR, ir.Undefined)
-        here = builder.trunc(args[2], ir.IntType(16))
-        one = builder.insert_element(undefined, here, ir.Constant(ir.IntType(32), 0))
-        order = ir.Constant(ir.VectorType(ir.IntType(32), _LANES), [0] * _LANES)
-        every = builder.shuffle_vector(one, undefined, order)
-        less = builder.sext(builder.icmp_signed(">", args[1], every), _VECTOR)  # -1 where behind
-        return builder.add(args[0], less)
-
-    return _ROW(row, lanes, types.uint64), codegen
-
-
-@intrinsic
-def _popcount(typingctx: Any, word: Any) -> Any:
-    """Number of set bits of a uint64."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.ctpop(args[0])
-
-    return types.uint64(types.uint64), codegen
 
 
 @cached_jit(nogil=True, _nrt=False)
@@ -140,9 +67,9 @@ def _levels(
     in_row = np.uint64(_LANES - 1)
     # A row that every access changes stays in registers: through memory each would wait for the
     # one before it. The numbers come from memory lest LLVM makes them anew each time.
-    chunks = _load(counts, _CHUNKS)
-    from_0 = _load(numbers, np.uint64(0))
-    from_1 = _load(numbers, np.uint64(1))
+    chunks = load_row(counts, _CHUNKS)
+    from_0 = load_row(numbers, np.uint64(0))
+    from_1 = load_row(numbers, np.uint64(1))
     for s in range(np.uint64(first), np.uint64(until)):
         layer = np.int64(index_in_group[np.uint64(set_layer[s])])
         if layer < 0:
@@ -154,7 +81,7 @@ def _levels(
             room = np.uint64(64) - (now & in_word)
             if room == np.uint64(64):
                 now = _begin_word(now, counts, words)
-                chunks = _load(counts, _CHUNKS)
+                chunks = load_row(counts, _CHUNKS)
             stop = min(end, i + room)
             ahead = now - i
             while i < stop:
@@ -170,13 +97,15 @@ def _levels(
                 chunk = at >> np.uint64(11)
                 bits = words[word]
                 words[word] = bits ^ (one << (at & in_word))
-                rest = _popcount(bits >> (at & in_word))  # of its word, with its own
+                rest = set_bits(bits >> (at & in_word))  # of its word, with its own
                 up_to_word = np.uint64(counts[_CHUNKS + chunk]) + np.uint64(counts[word])
                 levels[i] = level_of[live - up_to_word + rest - one]
                 row = word & ~in_row
-                _store(counts, row, _less_behind(_load(counts, row), from_1, word & in_row))
-                chunks = _less_behind(chunks, from_0, chunk)
-                _store(counts, _CHUNKS, chunks)
+                store_row(
+                    counts, row, less_where_over(load_row(counts, row), from_1, word & in_row)
+                )
+                chunks = less_where_over(chunks, from_0, chunk)
+                store_row(counts, _CHUNKS, chunks)
                 i += one
             now = i + ahead
     state[0] = now
@@ -207,7 +136,7 @@ def _compact(counts: Any, words: Any) -> Any:
     for key in range(np.uint64(_KEYS), np.uint64(len(counts))):
         at = np.uint64(counts[key])
         word = at >> np.uint64(6)
-        counts[key] = np.uint64(counts[word]) - _popcount(words[word] >> (at & np.uint64(63)))
+        counts[key] = np.uint64(counts[word]) - set_bits(words[word] >> (at & np.uint64(63)))
     end: Any = np.int64(counts[len(words) - 1])
     total = 0
     inside: Any = 0
@@ -248,11 +177,9 @@ class LruLevels:
         level_of = np.full(keys + 1, len(sizes), np.uint16)
         level_of[:keys] = np.searchsorted(sizes, np.arange(keys), side="right")
         self._sets = (set_layer, offsets, experts, index_in_group, n_expert, level_of)
-        room = np.zeros(_KEYS + keys + _LANES - 1, np.uint16)
-        start = -(room.ctypes.data // 2) % _LANES  # rows across two cache lines cost twice
         self._state = (
             np.array([64, 0], np.int64),
-            room[start : start + _KEYS + keys],
+            new_rows(np.uint16, _KEYS + keys),
             np.zeros(_POSITIONS // 64, np.uint64),
             np.arange(_LANES + 1, dtype=np.uint16),
         )
