@@ -26,14 +26,14 @@ from simlab.policy.linked import (
 class Counts(NamedTuple):
     """``members``: keys, bucket b has its sentinel at keys + b; ``order``: buckets by ascending
     count, sentinel at keys + 1; ``level``: int64 [keys + 1], what a bucket stands for; ``bucket``:
-    int32 [keys], bucket of a counted key; ``spare``, ``n_spare``: stack of unused buckets.
+    uint32 [keys], bucket of a counted key; ``spare``, ``n_spare``: stack of unused buckets.
     """
 
     members: Lists
     order: Lists
     level: npt.NDArray[np.int64]
-    bucket: npt.NDArray[np.int32]
-    spare: npt.NDArray[np.int32]
+    bucket: npt.NDArray[np.uint32]
+    spare: npt.NDArray[np.uint32]
     n_spare: npt.NDArray[np.int64]
 
 
@@ -44,8 +44,8 @@ def new_counts(n_keys: int) -> Counts:
         members=new_lists(n_keys, buckets),
         order=new_lists(buckets, 1),
         level=np.zeros(buckets, np.int64),
-        bucket=np.zeros(n_keys, np.int32),
-        spare=np.arange(buckets, dtype=np.int32),
+        bucket=np.zeros(n_keys, np.uint32),
+        spare=np.arange(buckets, dtype=np.uint32),
         n_spare=np.array([buckets], np.int64),
     )
 
@@ -83,9 +83,9 @@ def start_count(counts: Any, group: Any, key: int) -> None:
 @kernel_jit
 def count_up(counts: Any, group: Any, key: int) -> None:
     """Count a key once more."""
-    bucket = np.int64(counts.bucket[key])
+    bucket = counts.bucket[key]
     count = counts.level[bucket] + 1
-    following = np.int64(after(counts.order, bucket))
+    following = after(counts.order, bucket)
     alone = before(counts.members, key) == after(counts.members, key)  # both are the sentinel
     if alone and (following == group.keys + 1 or counts.level[following] != count):
         counts.level[bucket] = count  # its bucket goes up with it

@@ -92,6 +92,12 @@ def in_order(x: float) -> Any:
 
 
 @kernel_jit
+def from_order(value: int) -> Any:
+    """The float64 that in_order made this int64 of."""
+    return np.int64(_MIN - value if value < 0 else value).view(np.float64)
+
+
+@kernel_jit
 def lowest_in_layer(cache: Any, group: Any, layer: int, score: Any) -> Any:
     """The resident key of a layer, outside the present set, with the lowest score, or -1. Ties: the
     lowest expert id.

@@ -17,10 +17,10 @@ NOWHERE = 0
 
 
 class Queues(NamedTuple):
-    """``where``: int8 [keys], the queue a key is in; ``size``: int64 [queues + 1]."""
+    """``where``: uint8 [keys], the queue a key is in; ``size``: int64 [queues + 1]."""
 
     lists: Lists
-    where: npt.NDArray[np.int8]
+    where: npt.NDArray[np.uint8]
     size: npt.NDArray[np.int64]
 
 
@@ -28,7 +28,7 @@ def new_queues(n_keys: int, n_queues: int) -> Queues:
     """Empty queues 1 .. n_queues."""
     return Queues(
         lists=new_lists(n_keys, n_queues + 1),
-        where=np.zeros(n_keys, np.int8),
+        where=np.zeros(n_keys, np.uint8),
         size=np.zeros(n_queues + 1, np.int64),
     )
 
