@@ -30,13 +30,13 @@ from simlab.errors import PolicyError
 from simlab.policy import protocol
 from simlab.policy.loader import Policy
 from simlab.policy.protocol import HOOKS, Group, new_cache
-from simlab.replay import default_hooks, kernel, kernel_bytes, kernel_layer
+from simlab.replay import default_hooks, kernel, kernel_bytes, kernel_layer, kernel_resize
 from simlab.whole_file import write_atomically
 
 _MARK = "# simlab: hooks"
 _APPENDED = "# simlab: appended"
 #: The files whose texts, one behind the other, make each generated module.
-_PARTS = (kernel, kernel_bytes, kernel_layer)
+_PARTS = (kernel, kernel_resize, kernel_bytes, kernel_layer)
 
 
 @dataclass(frozen=True)

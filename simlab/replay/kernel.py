@@ -1,9 +1,9 @@
 """The generic kernel: the same loops for every policy, compiled once per policy by ``compile.py``.
 
-The text of this file, and those of kernel_bytes.py and kernel_layer.py behind it, is the text of
-each generated module; only the line that imports the hooks differs, so that numba compiles the
-policy's own functions into these loops. Keep it free of closures and of Python objects: arrays,
-numbers and NamedTuples of both are all it may touch.
+The text of this file, and those of kernel_resize.py, kernel_bytes.py and kernel_layer.py behind it,
+is the text of each generated module; only the line that imports the hooks differs, so that numba
+compiles the policy's own functions into these loops. Keep it free of closures and of Python
+objects: arrays, numbers and NamedTuples of both are all it may touch.
 
 Source of the order of events: ``moe_cache_lru::plan`` in llama.cpp's src/llama-moe-cache.cpp.
 """
@@ -42,6 +42,9 @@ NO_SUCH_EXPERT = -3  # plan_layer only: a pick outside the layer
 WHOLE_SET = 0
 PER_PICK = 1
 WAVES = 2
+
+#: Of the expert ids, uint16: less this they keep their order in the upper half of an int32.
+_MIDDLE = 1 << 15
 
 
 @kernel_jit
@@ -141,31 +144,36 @@ def _plan_set(
     for i in range(n):
         cache.stamp[np.uint32(base + experts[i])] = now
     on_set(state, cache, group, layer, experts)
+    # Hits and misses are told apart without a branch, which no processor could foresee: the keys of
+    # the hits go to fills[:, 2], the missing members, as expert and place in one, to fills[:, 1].
+    n_hit = 0
     n_miss = 0
     for i in range(n):
-        expert = experts[i]
-        key = np.uint32(base + expert)
-        if cache.slot_of[key] >= 0:
-            outcome[i] = HIT
-            on_hit(state, cache, group, key)
-        else:
-            # keep the missing ones in ascending expert id: sets are small, so insert in place
-            j = n_miss
-            while j > 0 and fills[j - 1, 0] > expert:
-                fills[j, 0] = fills[j - 1, 0]
-                fills[j, 1] = fills[j - 1, 1]
-                j -= 1
-            fills[j, 0] = expert
-            fills[j, 1] = i
-            n_miss += 1
+        key = np.uint32(base + experts[i])
+        hit = cache.slot_of[key] >= 0
+        outcome[i] = HIT * hit
+        fills[n_hit, 2] = key
+        fills[n_miss, 1] = ((np.int64(experts[i]) - _MIDDLE) << 16) | i
+        n_hit += hit
+        n_miss += not hit
+    for h in range(n_hit):
+        on_hit(state, cache, group, np.uint32(fills[h, 2]))
+    # in ascending expert id they go to fills[:, 0]: sets are small, so insert in place
+    for m in range(n_miss):
+        larger = fills[m, 1]
+        for j in range(m):
+            other = fills[j, 0]
+            fills[j, 0] = min(other, larger)
+            larger = max(other, larger)
+        fills[m, 0] = larger
     n_fill = 0
     for m in range(n_miss):
-        expert = fills[m, 0]
-        i = fills[m, 1]
+        missing = np.int64(fills[m, 0])
+        expert = (missing >> 16) + _MIDDLE
         code = _serve_miss(state, cache, group, base, expert, fills, n_fill, protect)
         if code < 0:
             return code
-        outcome[i] = code
+        outcome[missing & 0xFFFF] = code
         n_fill += code == UPLOADED
     return n_fill
 
@@ -242,52 +250,6 @@ def _fill_at_start(state: Any, cache: Any, group: Any) -> None:
         cache.slot_of[key] = slot
         cache.key_of[slot] = key
         on_insert(state, cache, group, key)
-
-
-@cached_jit(_nrt=False)
-def resize(state: Any, cache: Any, group: Any, capacity: int, fills: Any) -> int:
-    """Shrink or grow a pool, between two steps, to its first ``capacity`` slots.
-
-    The policy names who leaves a pool that shrinks; who stays in a slot that is given back moves to
-    a free one (a copy on the device: nothing is uploaded). Empty slots fill in index order again.
-
-    Args:
-        capacity: at most the slots that the cache was made with.
-        fills: int32 [1 or more, 3], scratch.
-
-    Returns:
-        0, or NOT_RESIDENT with the bad key in fills[0, 0].
-    """
-    cache.now[0] += 1  # no set is present
-    residents = 0
-    for slot in range(cache.key_of.shape[0]):
-        residents += cache.key_of[slot] >= 0
-    while residents > capacity:
-        out = victim(state, cache, group, -1)
-        if out < 0 or out >= group.keys or cache.slot_of[out] < 0:
-            fills[0, 0] = out
-            return NOT_RESIDENT
-        gone = np.uint32(out)
-        cache.key_of[cache.slot_of[gone]] = -1
-        cache.slot_of[gone] = -1
-        residents -= 1
-        on_evict(state, cache, group, gone)
-    free = 0
-    for slot in range(capacity, cache.key_of.shape[0]):
-        key = cache.key_of[slot]
-        if key >= 0:
-            while cache.key_of[free] >= 0:
-                free += 1
-            cache.key_of[free] = key
-            cache.key_of[slot] = -1
-            cache.slot_of[np.uint32(key)] = free
-    cache.n_free[0] = 0
-    for back in range(capacity):
-        slot = capacity - 1 - back
-        if cache.key_of[slot] < 0:
-            cache.free[cache.n_free[0]] = slot
-            cache.n_free[0] += 1
-    return 0
 
 
 @kernel_jit
