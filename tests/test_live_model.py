@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,73 +15,27 @@ pytest.importorskip("transformers", reason="running a model needs transformers")
 
 import architectures
 import torch
-from capture_cases import Words, loaded, save_model
-from capture_cases import prompts as token_ids
+from live_model_cases import (
+    SETTINGS,
+    TEXTS,
+    at_step,
+    build,
+    cell,
+    one_thread,  # noqa: F401 (for all tests of the module)
+    ready,
+    run,
+    state,
+)
 
 from simlab.capture.engine import Settings
-from simlab.capture.prompts import Prompt
-from simlab.cli import main
 from simlab.errors import SimlabError, UsageError
 from simlab.live import pooled
 from simlab.live.device import Device, open_device
-from simlab.live.model_loop import ModelCell, ModelRun, Options, run_model
 from simlab.live.pool import SlotPool
 from simlab.policy.registry import load_policy
-from simlab.replay.sizes import parse_sizes
 from simlab.trace.read import read_trace
 
 MODELS = ["qwen3_moe", "mixtral", "deepseek_v3", "gpt_oss", "olmoe", "nemotron_h", "aria"]
-SETTINGS = Settings(max_new_tokens=4, prefill_chunk=16)
-TEXTS = [
-    Prompt(f"text {i}", " ".join(map(str, ids)))
-    for i, ids in enumerate(token_ids([9, 4, 20], seed=3))
-]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-def build(name: str, dtype: Any = None) -> Any:
-    (case,) = [case for case in architectures.CASES if case.module == name]
-    return architectures.build(case).to(dtype or torch.float32)
-
-
-def ready(model: Any) -> Any:
-    """With a tokenizer of numbers that stays inside the vocabulary."""
-
-    class Small(Words):
-        def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
-            return {"input_ids": [3 + int(word) % 90 for word in text.split()]}
-
-    return replace(loaded(model), tokenizer=Small(), context=128)
-
-
-def cell(policy: str = "lru", slots: str = "50%", concurrency: int = 1) -> ModelCell:
-    return ModelCell(load_policy(policy), parse_sizes(slots)[0], concurrency)
-
-
-def run(
-    model: Any, *cells: ModelCell, settings: Settings = SETTINGS, device: Any = None, **o: Any
-) -> list[ModelRun]:
-    with open_device("cpu") as cpu:
-        return list(
-            run_model(ready(model), TEXTS, device or cpu, settings, cells or [cell()], Options(**o))
-        )
-
-
-def state(model: Any) -> list[Any]:
-    """All that a run may not leave behind changed."""
-    return [
-        [(name, id(p), p.data_ptr()) for name, p in model.named_parameters()],
-        [sorted(vars(m)) for m in model.modules()],
-        [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()],
-        model.config._experts_implementation,
-    ]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -282,18 +233,6 @@ def test_nothing_is_computed_before_its_copies(path: str, monkeypatch: pytest.Mo
     assert one.comparison is not None and not one.comparison.identical
 
 
-def at_step(monkeypatch: pytest.MonkeyPatch, step: int, act: Any) -> None:
-    """Do something in the middle of a step: in its second layer."""
-    real = pooled.PooledExperts.serve
-
-    def serve(self: Any, layer: int, picks: Any) -> Any:
-        if self.steps == step + 1 and layer == 1:
-            act()
-        return real(self, layer, picks)
-
-    monkeypatch.setattr(pooled.PooledExperts, "serve", serve)
-
-
 @pytest.mark.parametrize("times", [1, 2])
 def test_an_interrupt_keeps_the_steps_done(
     times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -386,114 +325,6 @@ def test_what_does_not_go_is_refused(tmp_path: Path) -> None:
         run(model, settings=Settings(batch=2))
     with pytest.raises(UsageError, match="no grouped form"):
         run(build("longcat_flash"), path="fast")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
-    root = tmp_path_factory.mktemp("live")
-    text = root / "prompts.jsonl"
-    text.write_text("\n".join(json.dumps({"prompt": c * 9}) for c in "abc"))
-    return SimpleNamespace(model=str(save_model(root / "model")), prompts=str(text))
-
-
-def live(folder: Any, *options: str) -> int:
-    args = ["live", "--model", folder.model, "--prompts", folder.prompts, "--device", "cpu"]
-    return main([*args, "--max-new-tokens", "4", *options])
-
-
-def test_the_command_prints_what_was_held_to_what(folder: Any, capsys: Any) -> None:
-    assert (
-        live(folder, "--slots", "4,50%", "--policy", "lru,lfu-decay", "--concurrency", "1,2") == 0
-    )
-    out, err = capsys.readouterr()
-    assert err == ""
-    assert "host memory copy, not PCIe" in out and "needs an engine change" in out
-    assert out.count("every bit") == 8 and " NO" not in out
-    lanes = [line.replace("*", "").split()[1] for line in out.splitlines() if "every bit" in line]
-    assert sorted(lanes) == ["1"] * 4 + ["2"] * 4
-
-
-def test_the_command_writes_rows(folder: Any, tmp_path: Path, capsys: Any) -> None:
-    out = tmp_path / "rows.json"
-    assert live(folder, "--json", "--out", str(out)) == 0
-    rows = json.loads(capsys.readouterr().out)
-    assert [row["kind"] for row in rows] == ["simulated", "measured"]
-    assert [row["schedule"] for row in rows] == ["recorded", "recorded"]
-    simulated, measured = rows
-    assert all(measured[n] == simulated[n] for n in ("hits", "misses", "bytes_moved", "lookups"))
-    timing = measured["timing"]
-    assert timing["comparison"]["identical"] and timing["equal_to_simulation"]
-    assert timing["device_note"] == "host memory copy, not PCIe" in measured["notes"]
-    assert measured["ms_per_token"] > 0 and simulated["ms_per_token"] is None
-    assert json.loads(out.read_text()) == rows
-
-
-def test_the_command_fails_when_a_check_does(
-    folder: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = SlotPool.upload
-
-    def wrong(self: SlotPool, source: Any, expert: int, row: int, count: int = 1) -> None:
-        real(self, source, 0, row, count)
-
-    monkeypatch.setattr(SlotPool, "upload", wrong)
-    assert live(folder) == 1
-    out, err = capsys.readouterr()
-    assert "DIVERGES, lru at" in out and "request 0, token " in out
-    assert err.startswith("simlab: error: 1 of 1 cells, the first: not bit-identical")
-    assert err.count("\n") == 1
-
-
-def test_the_command_is_interrupted(
-    folder: Any, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    at_step(monkeypatch, 3, lambda: signal.raise_signal(signal.SIGINT))
-    trace = tmp_path / "t.parquet"
-    assert live(folder, "--save-trace", str(trace), "--no-compare") == 130
-    out, err = capsys.readouterr()
-    assert "PARTIAL, lru at" in out and "the 4 steps before it count" in out
-    assert err.startswith("simlab: interrupted; 1 of 1 cells are kept") and err.count("\n") == 1
-    assert read_trace(trace).meta.partial
-
-
-def test_memory_that_runs_out_is_one_line(
-    folder: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full() -> None:
-        raise MemoryError
-
-    at_step(monkeypatch, 3, full)
-    assert live(folder) == 1
-    out, err = capsys.readouterr()
-    assert "PARTIAL" in out and "out of memory on cpu" in err and err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--model", "demo", "--link", "x"], "--link goes with TRACE"),
-        (["--model", "demo", "--steps", "3"], "--steps goes with TRACE"),
-        (["some.parquet", "--model", "demo"], "TRACE or --model, not both"),
-        (["--prompts", "x"], "--prompts goes with --model"),
-        (["--path", "fast"], "--path goes with --model"),
-        (["--model", "demo", "--concurrency", "0", "--device", "cpu"], "--concurrency"),
-        (["--model", "./nowhere", "--device", "cpu"], "there is no such folder"),
-    ],
-)
-def test_options_that_do_not_go_together(options: list[str], said: str, capsys: Any) -> None:
-    assert main(["live", *options]) == 2
-    err = capsys.readouterr().err
-    assert said in err and err.count("\n") == 1
-
-
-def test_the_demo_model(tmp_path: Path, capsys: Any) -> None:
-    text = tmp_path / "text.txt"
-    text.write_text("In the beginning")
-    args = ["live", "--model", "demo", "--prompts", str(text), "--max-new-tokens", "4"]
-    args += ["--device", "cpu", "--policy", "lru,mix,lfu-decay", "--slots", "8,50%"]
-    assert main(args) == 0
-    out = capsys.readouterr().out
-    assert out.startswith("tiny demo model") and out.count("every bit") == 6
 
 
 def test_a_step_is_compared_once_only() -> None:
