@@ -16,13 +16,10 @@ pytest.importorskip("transformers", reason="running a model needs transformers")
 import architectures
 import torch
 from live_model_cases import (
-    SETTINGS,
-    TEXTS,
     at_step,
     build,
     cell,
     one_thread,  # noqa: F401 (for all tests of the module)
-    ready,
     run,
     state,
 )
