@@ -100,10 +100,9 @@ def _levels(
                 rest = set_bits(bits >> (at & in_word))  # of its word, with its own
                 up_to_word = np.uint64(counts[_CHUNKS + chunk]) + np.uint64(counts[word])
                 levels[i] = level_of[live - up_to_word + rest - one]
-                row = word & ~in_row
-                store_row(
-                    counts, row, less_where_over(load_row(counts, row), from_1, word & in_row)
-                )
+                first_word = word & ~in_row
+                row = less_where_over(load_row(counts, first_word), from_1, word & in_row)
+                store_row(counts, first_word, row)
                 chunks = less_where_over(chunks, from_0, chunk)
                 store_row(counts, _CHUNKS, chunks)
                 i += one

@@ -4,6 +4,9 @@ A row is one cache line, 64 bytes: 32 uint16 or 16 uint32; half a row is one vec
 numba has no type for them, and does not make such operations of loops; the functions here compile
 to a few instructions each. A row is loaded, changed and stored as a whole: a load of many numbers
 right behind a store of one of them has to wait until the store has reached the cache.
+
+numba's disk cache looks at the file of a compiled function only: after a change here, touch the two
+files that use it.
 """
 
 from __future__ import annotations
