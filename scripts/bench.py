@@ -90,6 +90,18 @@ def load() -> str:
     return "load average " + " ".join(f"{x:.1f}" for x in os.getloadavg())
 
 
+def run_sections(
+    parser: argparse.ArgumentParser, sections: dict[str, Callable[[argparse.Namespace], None]]
+) -> None:
+    """Run the sections named on the command line, all of them where none is."""
+    parser.add_argument("sections", nargs="*", default=list(sections))
+    options = parser.parse_args()
+    for section in options.sections:
+        if section not in sections:
+            parser.error(f"no section {section}: {', '.join(sections)}")
+        sections[section](options)
+
+
 def bench_kernel(picks: int) -> None:
     """LRU, generic kernel, a quarter of the keys; libcachesim reads the same from a file."""
     import libcachesim
@@ -274,14 +286,9 @@ def main() -> None:
         "plan": lambda options: bench_plan(),
     }
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("sections", nargs="*", default=list(sections))
     parser.add_argument("--picks", type=int, default=10_000_000)
     parser.add_argument("--open-picks", type=int, default=48_000_000)
-    options = parser.parse_args()
-    for section in options.sections:
-        if section not in sections:
-            parser.error(f"no section {section}: {', '.join(sections)}")
-        sections[section](options)
+    run_sections(parser, sections)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from bench import interleaved, load, sticky_trace
+from bench import interleaved, load, run_sections, sticky_trace
 
 from simlab.policy.loader import Policy
 from simlab.policy.protocol import Group
@@ -149,14 +149,13 @@ def bench_threads(picks: int) -> None:
 def main() -> None:
     """Run the sections asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
-    sections = {"passes": bench_passes, "grid": bench_grid, "threads": bench_threads}
-    parser.add_argument("sections", nargs="*", default=list(sections))
     parser.add_argument("--picks", type=int, default=5_000_000)
-    options = parser.parse_args()
-    for section in options.sections:
-        if section not in sections:
-            parser.error(f"no section {section}: {', '.join(sections)}")
-        sections[section](options.picks)
+    sections = {
+        "passes": lambda options: bench_passes(options.picks),
+        "grid": lambda options: bench_grid(options.picks),
+        "threads": lambda options: bench_threads(options.picks),
+    }
+    run_sections(parser, sections)
 
 
 if __name__ == "__main__":

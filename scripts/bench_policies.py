@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import libcachesim
-from bench import interleaved, load, oracle_general, sticky_trace
+from bench import interleaved, load, oracle_general, run_sections, sticky_trace
 
 from simlab.policy.registry import load_policy
 from simlab.replay.cell import Cell
@@ -102,18 +102,13 @@ def bench_mixes(picks: int) -> None:
 
 def main() -> None:
     """Run the sections asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--picks", type=int, default=5_000_000)
     sections = {
         "constant": lambda options: bench_constant(options.picks),
         "mixes": lambda options: bench_mixes(options.picks // 5),
     }
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("sections", nargs="*", default=list(sections))
-    parser.add_argument("--picks", type=int, default=5_000_000)
-    options = parser.parse_args()
-    for section in options.sections:
-        if section not in sections:
-            parser.error(f"no section {section}: {', '.join(sections)}")
-        sections[section](options)
+    run_sections(parser, sections)
 
 
 if __name__ == "__main__":
