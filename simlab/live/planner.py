@@ -77,13 +77,15 @@ class GroupPlanner:
         self.outcome = np.zeros(n_expert, np.uint8)
         self.slots = np.zeros(n_expert, np.int64)
         self.fills = np.zeros((n_expert, 3), np.int32)
+        order = np.zeros(n_expert, np.uint32)
         self.runs = np.zeros((n_expert, 3), np.int32)
         self.counts = np.zeros(3, np.int64)
         self._plan, self._protect = compile_plan_layer(policy), policy.protects_present
         self._before = (self.state, self.cache, self.group)
         self._after = (
             np.zeros(n_expert + 1, np.int64),
-            self.experts, self.outcome, self.slots, self.fills, self.runs, self.counts,
+            self.experts, self.outcome, self.slots, self.fills, order, self.runs,
+            self.counts,
         )  # fmt: skip
         self._begins = True
 

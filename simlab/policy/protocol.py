@@ -114,18 +114,19 @@ class Cache(NamedTuple):
     """What is resident, kept by the kernel; policies read it and never write it.
 
     ``slot_of``: int32 [keys], slot of a key or -1. ``key_of``: int32 [capacity], key in a slot or
-    -1. ``stamp``: int64 [keys] and ``now``: int64 [1]; a key belongs to the present access set when
-    its stamp equals now. ``free``: int32 [capacity], stack of empty slots, ``n_free``: int64 [1]
-    its height. ``next_use``: int64 [keys], position of the key's next lookup, or lookups + key if
-    it is never used again (only for policies that need "next_use"; else length 0). ``weight``:
-    float32 [keys], router weights of the present members, summed over the tokens of the step; of
-    other keys what they had last (only for policies that need "weights"; else length 0).
+    -1. ``stamp``: uint32 [keys] and ``now``: uint32 [1]; a key belongs to the present access set
+    when its stamp equals now, which starts again from 0 after 4 billion sets. ``free``: int32
+    [capacity], stack of empty slots, ``n_free``: int64 [1] its height. ``next_use``: int64 [keys],
+    position of the key's next lookup, or lookups + key if it is never used again (only for policies
+    that need "next_use"; else length 0). ``weight``: float32 [keys], router weights of the present
+    members, summed over the tokens of the step; of other keys what they had last (only for policies
+    that need "weights"; else length 0).
     """
 
     slot_of: npt.NDArray[np.int32]
     key_of: npt.NDArray[np.int32]
-    stamp: npt.NDArray[np.int64]
-    now: npt.NDArray[np.int64]
+    stamp: npt.NDArray[np.uint32]
+    now: npt.NDArray[np.uint32]
     free: npt.NDArray[np.int32]
     n_free: npt.NDArray[np.int64]
     next_use: npt.NDArray[np.int64]
@@ -139,8 +140,8 @@ def new_cache(
     return Cache(
         slot_of=np.full(group.keys, -1, np.int32),
         key_of=np.full(capacity, -1, np.int32),
-        stamp=np.zeros(group.keys, np.int64),
-        now=np.zeros(1, np.int64),
+        stamp=np.zeros(group.keys, np.uint32),
+        now=np.zeros(1, np.uint32),
         free=np.arange(capacity - 1, -1, -1, dtype=np.int32),
         n_free=np.array([capacity], np.int64),
         next_use=np.zeros(group.keys if next_use else 0, np.int64),

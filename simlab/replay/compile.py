@@ -199,7 +199,7 @@ def _prepare(compiled: CompiledPolicy, entry: str) -> None:
     cache = new_cache(group, 2, next_use=policy.reads_future, weights=policy.reads_weights)
     state = policy.new_state(group, {})
     int16, int32, int64 = (np.zeros(1, kind) for kind in (np.int16, np.int32, np.int64))
-    uint8, uint16 = np.zeros(1, np.uint8), np.zeros(1, np.uint16)
+    uint8, uint16, uint32 = (np.zeros(1, kind) for kind in (np.uint8, np.uint16, np.uint32))
     float32 = np.zeros(1, np.float32)
     # the arguments of kernel.py, in order
     fills = np.zeros((1, 3), np.int32)
@@ -207,12 +207,12 @@ def _prepare(compiled: CompiledPolicy, entry: str) -> None:
     results = (uint8, int64, fills)
     arguments: tuple[Any, ...]
     if entry == "replay":
-        waves = (uint16, int32, uint8)
-        arguments = (*sets, int32, kernel.WHOLE_SET, 32, True, *results, *waves)
+        scratch = (uint32, uint16, int32, uint8)
+        arguments = (*sets, int32, kernel.WHOLE_SET, 32, True, *results, *scratch)
     elif entry == "replay_batches":
         arguments = (*sets, int64, int64, True, *results)
     else:
-        written = (uint16, uint8, int64, fills, fills, int64)
+        written = (uint16, uint8, int64, fills, uint32, fills, int64)
         arguments = (state, cache, group, 0, 1, True, 32, True, int64, int64, *written)
     try:
         getattr(compiled, entry).compile(tuple(numba.typeof(a) for a in arguments))

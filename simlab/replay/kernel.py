@@ -43,9 +43,6 @@ WHOLE_SET = 0
 PER_PICK = 1
 WAVES = 2
 
-#: Of the expert ids, uint16: less this they keep their order in the upper half of an int32.
-_MIDDLE = 1 << 15
-
 
 @kernel_jit
 def _serve_miss(
@@ -53,7 +50,7 @@ def _serve_miss(
     cache: Any,
     group: Any,
     base: int,
-    expert: int,
+    key: Any,
     fills: Any,
     n_fill: int,
     protect: bool,
@@ -64,7 +61,6 @@ def _serve_miss(
         UPLOADED with (expert, slot, victim key or -1) in fills[n_fill], DECLINED, or NOT_RESIDENT /
         IN_PRESENT_SET with the bad key in fills[0, 0].
     """
-    key = np.uint32(base + expert)
     on_miss(state, cache, group, key)
     out = -1
     if cache.n_free[0] == 0:
@@ -88,26 +84,42 @@ def _serve_miss(
     cache.slot_of[key] = slot
     cache.key_of[slot] = key
     on_insert(state, cache, group, key)
-    fills[n_fill, 0] = expert
-    fills[n_fill, 1] = slot
-    fills[n_fill, 2] = out
+    at = np.uint64(n_fill)
+    fills[at, 0] = key - base
+    fills[at, 1] = slot
+    fills[at, 2] = out
     return UPLOADED
 
 
 @kernel_jit
+def _goes_on(fills: Any, i: int) -> bool:
+    """Fill i merges with the one before it: consecutive in expert id and in slot."""
+    return i > 0 and fills[i, 0] == fills[i - 1, 0] + 1 and fills[i, 1] == fills[i - 1, 1] + 1
+
+
+@kernel_jit
 def _plan_pick(
-    state: Any, cache: Any, group: Any, layer: int, experts: Any, fills: Any, protect: bool
+    state: Any,
+    cache: Any,
+    group: Any,
+    layer: int,
+    experts: Any,
+    at: int,
+    fills: Any,
+    protect: bool,
 ) -> Any:
-    """Serve an access set of one member; returns its outcome, or an error as _serve_miss does."""
+    """Serve an access set of one member, experts[at]; returns its outcome, or an error as
+    _serve_miss does.
+    """
     base = layer * group.experts
-    key = np.uint32(base + experts[0])
+    key = np.uint32(base + experts[np.uint64(at)])
     cache.now[0] += 1
     cache.stamp[key] = cache.now[0]
-    on_set(state, cache, group, layer, experts)
+    on_set(state, cache, group, layer, experts[at : at + 1])
     if cache.slot_of[key] >= 0:
         on_hit(state, cache, group, key)
         return HIT
-    return _serve_miss(state, cache, group, base, experts[0], fills, 0, protect)
+    return _serve_miss(state, cache, group, base, key, fills, 0, protect)
 
 
 @kernel_jit
@@ -117,8 +129,11 @@ def _plan_set(
     group: Any,
     layer: int,
     experts: Any,
+    begin: int,
+    end: int,
     outcome: Any,
     fills: Any,
+    order: Any,
     protect: bool,
 ) -> Any:
     """Serve one access set of one layer from the pool; engines with a fixed number of slots.
@@ -128,54 +143,61 @@ def _plan_set(
         cache: simlab.policy.protocol.Cache.
         group: simlab.policy.protocol.Group.
         layer: index of the layer in its group.
-        experts: integer [n], distinct experts in first-seen order.
-        outcome: uint8 [>= n], written: UPLOADED, HIT or DECLINED per member.
+        experts: integer; experts[begin:end] is the set, distinct, in first-seen order.
+        outcome: uint8, written from begin to end: UPLOADED, HIT or DECLINED per member.
         fills: int32 [>= n, 3], written: (expert, slot, victim key or -1) per upload, in ascending
             expert id.
+        order: uint32 [>= n], scratch.
         protect: refuse a victim of the present set (False only for the bypassing bound).
 
     Returns:
-        The number of fills, or NOT_RESIDENT / IN_PRESENT_SET with the bad key in fills[0, 0].
+        The number of fills and that of merged upload runs, or NOT_RESIDENT / IN_PRESENT_SET twice
+        with the bad key in fills[0, 0].
     """
     base = layer * group.experts
-    n = experts.shape[0]
+    n = end - begin
     now = cache.now[0] + 1
     cache.now[0] = now
-    for i in range(n):
-        cache.stamp[np.uint32(base + experts[i])] = now
-    on_set(state, cache, group, layer, experts)
-    # Hits and misses are told apart without a branch, which no processor could foresee: the keys of
-    # the hits go to fills[:, 2], the missing members, as expert and place in one, to fills[:, 1].
+    # The keys in the order of service: hits from the front as they come, the missing ones from the
+    # back. Without a branch on what is a hit, since no processor could foresee it: each key is
+    # written to both places, and the next one overwrites the wrong one.
     n_hit = 0
-    n_miss = 0
     for i in range(n):
-        key = np.uint32(base + experts[i])
+        key = np.uint32(base + experts[np.uint64(begin + i)])
+        cache.stamp[key] = now
         hit = cache.slot_of[key] >= 0
-        outcome[i] = HIT * hit
-        fills[n_hit, 2] = key
-        fills[n_miss, 1] = ((np.int64(experts[i]) - _MIDDLE) << 16) | i
+        outcome[np.uint64(begin + i)] = HIT if hit else UPLOADED
+        order[np.uint64(n_hit)] = key
+        order[np.uint64(n_hit + (n - 1 - i))] = key
         n_hit += hit
-        n_miss += not hit
-    for h in range(n_hit):
-        on_hit(state, cache, group, np.uint32(fills[h, 2]))
-    # in ascending expert id they go to fills[:, 0]: sets are small, so insert in place
-    for m in range(n_miss):
-        larger = fills[m, 1]
-        for j in range(m):
-            other = fills[j, 0]
-            fills[j, 0] = min(other, larger)
+    on_set(state, cache, group, layer, experts[begin:end])
+    # the missing ones in ascending expert id: sets are small, so insert in place
+    for m in range(n_hit + 1, n):
+        larger = order[np.uint64(m)]
+        for j in range(n_hit, m):
+            other = order[np.uint64(j)]
+            order[np.uint64(j)] = min(other, larger)
             larger = max(other, larger)
-        fills[m, 0] = larger
+        order[np.uint64(m)] = larger
     n_fill = 0
-    for m in range(n_miss):
-        missing = np.int64(fills[m, 0])
-        expert = (missing >> 16) + _MIDDLE
-        code = _serve_miss(state, cache, group, base, expert, fills, n_fill, protect)
-        if code < 0:
-            return code
-        outcome[missing & 0xFFFF] = code
-        n_fill += code == UPLOADED
-    return n_fill
+    n_run = 0
+    # one loop for both, so that its length can be foreseen
+    for i in range(n):
+        key = order[np.uint64(i)]
+        if i < n_hit:
+            on_hit(state, cache, group, key)
+            continue
+        code = _serve_miss(state, cache, group, base, key, fills, n_fill, protect)
+        if code == UPLOADED:
+            n_run += not _goes_on(fills, n_fill)
+            n_fill += 1
+        elif code == DECLINED:
+            for j in range(begin, end):
+                if np.uint32(base + experts[np.uint64(j)]) == key:
+                    outcome[np.uint64(j)] = DECLINED
+        else:
+            return code, code
+    return n_fill, n_run
 
 
 @kernel_jit
@@ -185,8 +207,11 @@ def _plan_waves(
     group: Any,
     layer: int,
     experts: Any,
+    begin: int,
+    end: int,
     outcome: Any,
     fills: Any,
+    order: Any,
     protect: bool,
     line: Any,
     place: Any,
@@ -204,33 +229,35 @@ def _plan_waves(
     Returns:
         The number of fills of all waves, or an error as _plan_set does.
     """
-    n = experts.shape[0]
-    if n <= group.slots:
-        return _plan_set(state, cache, group, layer, experts, outcome, fills, protect)
+    if end - begin <= group.slots:
+        n_fill, _ = _plan_set(
+            state, cache, group, layer, experts, begin, end, outcome, fills, order, protect
+        )
+        return n_fill
     base = layer * group.experts
     first_missing = 0
-    for i in range(n):
+    for i in range(begin, end):
         if cache.slot_of[np.uint32(base + experts[i])] >= 0:
             line[first_missing] = experts[i]
             place[first_missing] = i
             first_missing += 1
-    end = first_missing
-    for i in range(n):
+    n = first_missing
+    for i in range(begin, end):
         expert = experts[i]
         if cache.slot_of[np.uint32(base + expert)] < 0:
-            j = end
+            j = n
             while j > first_missing and line[j - 1] > expert:
                 line[j] = line[j - 1]
                 place[j] = place[j - 1]
                 j -= 1
             line[j] = expert
             place[j] = i
-            end += 1
+            n += 1
     n_fill = 0
-    for begin in range(0, n, group.slots):
-        until = min(begin + group.slots, n)
-        code = _plan_set(
-            state, cache, group, layer, line[begin:until], line_outcome[begin:until], fills, protect
+    for first in range(0, n, group.slots):
+        until = min(first + group.slots, n)
+        code, _ = _plan_set(
+            state, cache, group, layer, line, first, until, line_outcome, fills, order, protect
         )
         if code < 0:
             return code
@@ -250,22 +277,6 @@ def _fill_at_start(state: Any, cache: Any, group: Any) -> None:
         cache.slot_of[key] = slot
         cache.key_of[slot] = key
         on_insert(state, cache, group, key)
-
-
-@kernel_jit
-def _goes_on(fills: Any, i: int) -> bool:
-    """Fill i merges with the one before it: consecutive in expert id and in slot."""
-    return i > 0 and fills[i, 0] == fills[i - 1, 0] + 1 and fills[i, 1] == fills[i - 1, 1] + 1
-
-
-@kernel_jit
-def merged_runs(fills: Any, n_fill: int) -> int:
-    """Uploads left after merging neighbours."""
-    runs = 0
-    for i in range(n_fill):
-        if not _goes_on(fills, i):
-            runs += 1
-    return runs
 
 
 @kernel_jit
@@ -298,6 +309,7 @@ def replay(
     outcome: Any,
     runs: Any,
     fills: Any,
+    order: Any,
     line: Any,
     place: Any,
     line_outcome: Any,
@@ -321,34 +333,38 @@ def replay(
         protect: as in _plan_set.
         outcome: uint8 [lookups], written.
         runs: int64 [sets], written: merged upload runs of the set.
-        fills: int32 [largest set, 3], scratch. line, place, line_outcome: as in _plan_waves.
+        fills: int32 [largest set, 3] and order: uint32 [largest set], scratch.
+        line, place, line_outcome: as in _plan_waves.
 
     Returns:
         -1 when all went well, else the set at which the policy broke the protocol, with
         (key, code) in fills[0, :2].
     """
     step_now = -1
+    large = False
     if unit == WAVES and first == 0:
         _fill_at_start(state, cache, group)
     for s in range(first, last):
-        layer = index_in_group[set_layer[s]]
+        layer = np.int64(index_in_group[np.uint64(set_layer[np.uint64(s)])])
         if layer < 0:
             continue
-        begin = offsets[s]
-        end = offsets[s + 1]
-        step = set_step[s]
-        tokens = step_tokens[step]
+        begin = offsets[np.uint64(s)]
+        end = offsets[np.uint64(s + 1)]
+        step = set_step[np.uint64(s)]
         base = layer * group.experts
-        if _takes_large_path(group, tokens, gate_tokens):
+        if step != step_now:
+            step_now = step
+            tokens = step_tokens[step]
+            large = _takes_large_path(group, tokens, gate_tokens)
+            if not large:
+                on_step(state, cache, group, tokens)
+        if large:
             for i in range(begin, end):
                 if cache.slot_of[np.uint32(base + experts[i])] >= 0:
                     outcome[i] = LARGE_HIT
                 else:
                     outcome[i] = LARGE_STREAMED
             continue
-        if step != step_now:
-            step_now = step
-            on_step(state, cache, group, tokens)
         if unit == PER_PICK:
             n_run = 0
             for i in range(begin, end):
@@ -356,7 +372,7 @@ def replay(
                     cache.next_use[np.uint32(base + experts[i])] = next_use[i]
                 if weights.shape[0] > 0:
                     cache.weight[np.uint32(base + experts[i])] = weights[i]
-                code = _plan_pick(state, cache, group, layer, experts[i : i + 1], fills, protect)
+                code = _plan_pick(state, cache, group, layer, experts, i, fills, protect)
                 if code < 0:
                     fills[0, 1] = code
                     return s
@@ -371,18 +387,17 @@ def replay(
                     cache.weight[np.uint32(base + experts[i])] = weights[i]
             if unit == WAVES:
                 n_fill = _plan_waves(
-                    state, cache, group, layer, experts[begin:end], outcome[begin:end], fills,
+                    state, cache, group, layer, experts, begin, end, outcome, fills, order,
                     protect, line, place, line_outcome,
                 )  # fmt: skip
                 n_run = n_fill  # each expert is copied by itself
             else:
-                n_fill = _plan_set(
-                    state, cache, group, layer, experts[begin:end], outcome[begin:end], fills,
+                n_fill, n_run = _plan_set(
+                    state, cache, group, layer, experts, begin, end, outcome, fills, order,
                     protect,
                 )  # fmt: skip
-                n_run = merged_runs(fills, n_fill)
             if n_fill < 0:
                 fills[0, 1] = n_fill
                 return s
-        runs[s] = n_run
+        runs[np.uint64(s)] = n_run
     return -1

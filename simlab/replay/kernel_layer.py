@@ -39,6 +39,7 @@ def plan_layer(
     outcome: Any,
     slots: Any,
     fills: Any,
+    order: Any,
     runs: Any,
     counts: Any,
 ) -> Any:
@@ -56,6 +57,7 @@ def plan_layer(
         outcome: uint8, written: what became of each, codes as in ``replay``.
         slots: int64, written: the slot of each, -1 without one.
         fills: int32 [.., 3], written as in _plan_set.
+        order: uint32, scratch.
         runs: int32 [.., 3], written: merged uploads as (first expert, first slot, how many).
         counts: int64 [3], written: m, fills, runs. All but seen and counts hold n_expert entries.
 
@@ -85,7 +87,7 @@ def plan_layer(
         return 0
     if begins:
         on_step(state, cache, group, tokens)
-    n_fill = _plan_set(state, cache, group, layer, experts[:n], outcome, fills, protect)
+    n_fill, _ = _plan_set(state, cache, group, layer, experts, 0, n, outcome, fills, order, protect)
     if n_fill < 0:
         return n_fill
     for i in range(n):

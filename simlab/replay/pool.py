@@ -81,6 +81,7 @@ def run_pool(
     pool = np.array([cell.budget_bytes or 0, 0, 0], np.int64)
     longest = max(1, access.largest)
     fills = np.zeros((longest, 3), np.int32)
+    order = np.zeros(longest, np.uint32)
     line, place = np.zeros(longest, np.uint16), np.zeros(longest, np.int32)
     line_outcome = np.zeros(longest, np.uint8)
     sets = (
@@ -89,7 +90,8 @@ def run_pool(
     )  # fmt: skip
     results = (policy.protects_present, found.outcome, found.runs, fills)
     step_of = access.set_step
-    changes = np.flatnonzero(np.diff(by_step)) + 1  # steps that begin with another capacity
+    # steps that begin with another capacity; of step_of's type, or searchsorted would convert that
+    changes = (np.flatnonzero(np.diff(by_step)) + 1).astype(step_of.dtype)
     limits = [*np.searchsorted(step_of, changes).tolist(), len(step_of)]
     last = 0
     while last < len(step_of):
@@ -114,7 +116,7 @@ def run_pool(
             else:
                 stopped = compiled.replay(
                     state, cache, group, first, last, *sets, index_in_group, unit, replayer.gate,
-                    *results, line, place, line_outcome,
+                    *results, order, line, place, line_outcome,
                 )  # fmt: skip
         except (ArithmeticError, ValueError, LookupError, AssertionError) as exc:
             raise PolicyError(

@@ -264,6 +264,8 @@ class Replayer:
             tokens = access.step_tokens.astype(np.int64)
             needed = np.minimum(tokens * self.trace.meta.k, self.trace.meta.n_expert)
             served &= (tokens <= self.gate) & (needed <= slots)
+        if served.all():
+            return np.ones(len(access.set_step), np.bool_)
         return served[access.set_step]
 
     def slots_by_step(self, cell: Cell, number: int) -> npt.NDArray[np.int64]:
