@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from simlab.policy.jit import cached_jit
-from simlab.replay.lanes import less_where_over, load_row, new_rows, set_bits, store_row
+from simlab.replay.lanes import load_row, new_rows, plus, set_bits, store_row
 
 _LANES = 32
 #: Positions of the timeline: 32 chunks of 32 words of 64 bits. Word 0 stays empty, so that position
@@ -26,10 +26,13 @@ _LANES = 32
 _POSITIONS = _LANES * _LANES * 64
 #: Keys that still leave a third of the timeline to new accesses.
 MOST_KEYS = 40_000
-# One array, since every pointer takes a register: ``counts`` of words, of chunks (``_CHUNKS``), and
-# the position of each key's bit, 0 before its first access (``_KEYS``).
+# One array, since every pointer takes a register: ``counts`` of words, of chunks (``_CHUNKS``), the
+# rows that subtract 1 from lane 0, 1, 2, ... on (``_LESS``), and the position of each key's bit, 0
+# before its first access (``_KEYS``).
 _CHUNKS = np.uint64(_LANES * _LANES)
-_KEYS = _LANES * _LANES + _LANES
+_LESS = np.uint64(_LANES * _LANES + _LANES)
+_LESS_BEHIND = _LESS + np.uint64(_LANES)
+_KEYS = int(_LESS) + (_LANES + 1) * _LANES
 _FULL = np.uint64(2**64 - 1)
 
 
@@ -43,33 +46,31 @@ def _levels(
     index_in_group: Any,
     n_expert: int,
     level_of: Any,
+    cold: int,
     state: Any,
     counts: Any,
     words: Any,
-    numbers: Any,
     levels: Any,
 ) -> None:
     """Write the level of each access of one group in sets ``first`` up to ``until``.
 
     Args:
         set_layer, offsets, experts: access sets of EVERY_PICK order. index_in_group: as kernel.py.
-        level_of: uint16 [keys + 1], level by distance; the last entry is that of first accesses.
+        level_of: uint16 [keys], level by distance, or None where they are the same. cold: the level
+            of first accesses.
         state: int64 [2], next position and keys met, kept between calls.
-        counts: uint16 [_KEYS + keys], words: uint64 [_POSITIONS / 64]; zero at the start.
-        numbers: uint16 [33], 0, 1, 2, ...
+        counts: uint16 [_KEYS + keys], words: uint64 [_POSITIONS / 64]; zero at the start but for
+            the rows that subtract.
         levels: uint16 [lookups], written.
     """
-    cold = level_of[len(level_of) - 1]
     now = np.uint64(state[0])
     live = np.uint64(state[1])
     one = np.uint64(1)
     in_word = np.uint64(63)
     in_row = np.uint64(_LANES - 1)
     # A row that every access changes stays in registers: through memory each would wait for the
-    # one before it. The numbers come from memory lest LLVM makes them anew each time.
+    # one before it.
     chunks = load_row(counts, _CHUNKS)
-    from_0 = load_row(numbers, np.uint64(0))
-    from_1 = load_row(numbers, np.uint64(1))
     for s in range(np.uint64(first), np.uint64(until)):
         layer = np.int64(index_in_group[np.uint64(set_layer[s])])
         if layer < 0:
@@ -99,11 +100,13 @@ def _levels(
                 words[word] = bits ^ (one << (at & in_word))
                 rest = set_bits(bits >> (at & in_word))  # of its word, with its own
                 up_to_word = np.uint64(counts[_CHUNKS + chunk]) + np.uint64(counts[word])
-                levels[i] = level_of[live - up_to_word + rest - one]
+                distance = live - up_to_word + rest - one
+                levels[i] = distance if level_of is None else level_of[distance]
                 first_word = word & ~in_row
-                row = less_where_over(load_row(counts, first_word), from_1, word & in_row)
-                store_row(counts, first_word, row)
-                chunks = less_where_over(chunks, from_0, chunk)
+                less = load_row(counts, _LESS + (word & in_row) * np.uint64(_LANES))
+                store_row(counts, first_word, plus(load_row(counts, first_word), less))
+                # a row of words and one that subtracts are as long
+                chunks = plus(chunks, load_row(counts, _LESS_BEHIND + first_word))
                 store_row(counts, _CHUNKS, chunks)
                 i += one
             now = i + ahead
@@ -173,15 +176,16 @@ class LruLevels:
         sizes: npt.NDArray[np.int64],
         levels: npt.NDArray[np.uint16],
     ) -> None:
-        level_of = np.full(keys + 1, len(sizes), np.uint16)
-        level_of[:keys] = np.searchsorted(sizes, np.arange(keys), side="right")
-        self._sets = (set_layer, offsets, experts, index_in_group, n_expert, level_of)
-        self._state = (
-            np.array([64, 0], np.int64),
-            new_rows(np.uint16, _KEYS + keys),
-            np.zeros(_POSITIONS // 64, np.uint64),
-            np.arange(_LANES + 1, dtype=np.uint16),
-        )
+        level_of = np.searchsorted(sizes, np.arange(keys), side="right").astype(np.uint16)
+        every_size = len(sizes) == keys
+        self._sets = (
+            set_layer, offsets, experts, index_in_group, n_expert,
+            None if every_size else level_of, len(sizes),
+        )  # fmt: skip
+        counts = new_rows(np.uint16, _KEYS + keys)
+        less = np.arange(_LANES) >= np.arange(_LANES + 1)[:, None]
+        counts[int(_LESS) : _KEYS] = -less.ravel().astype(np.int16)
+        self._state = (np.array([64, 0], np.int64), counts, np.zeros(_POSITIONS // 64, np.uint64))
         self._levels = levels
 
     def run(self, first: int, until: int) -> None:

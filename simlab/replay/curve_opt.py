@@ -35,12 +35,20 @@ from simlab.replay.lanes import (
 _CHUNK = 8  # slots: half a row
 _LANES = 16
 # A line of the table of groups, one cache line:
-_FARTHEST, _IN_CHUNK = 0, 1  # its maximum, and the chunk that holds it
-_SKIP = 2  # from a chunk to its maximum
-_FIRST_ROW = 3  # of maxima of its chunks
-_TOP, _END_TOP = 4, 5  # maxima of those rows, in whole rows; none where there is one row
-_FREE_SLOT, _END_SLOT = 6, 7
+_IN_CHUNK = np.uint64(0)  # the chunk that holds its maximum
+_SKIP = np.uint64(1)  # from a chunk to its maximum
+_FIRST_ROW = np.uint64(2)  # of maxima of its chunks
+_TOP = np.uint64(3)  # maxima of those rows, in whole rows; none where there is one row
+_END_TOP = np.uint64(4)
+_FREE_SLOT = np.uint64(5)
+_END_SLOT = np.uint64(6)
 _FIELDS = 8
+
+
+@kernel_jit
+def _line(g: Any) -> Any:
+    """Where the line of a group begins in the table."""
+    return np.uint64(g) * np.uint64(_FIELDS)
 
 
 @kernel_jit
@@ -49,10 +57,11 @@ def _replace(stack: Any, g: Any, value: Any) -> Any:
 
     No next use occurs twice in the stack, so the maximum itself says where it is.
     """
-    groups, nexts, chunk_max, row_max, row_chunk = stack
-    old = groups[g, _FARTHEST]
-    chunk = groups[g, _IN_CHUNK]
-    skip = groups[g, _SKIP]
+    farthest, table, nexts, chunk_max, row_max, row_chunk = stack
+    line = _line(g)
+    old = farthest[g]
+    chunk = table[line + _IN_CHUNK]
+    skip = table[line + _SKIP]
     slot = chunk * np.uint64(_CHUNK)
     before = load_half_row(nexts, slot)
     after = replaced(before, old, value)
@@ -63,44 +72,94 @@ def _replace(stack: Any, g: Any, value: Any) -> Any:
     store_row(chunk_max, first, row)
     best = largest(row)
     found = first + lane_with(row, best) - skip
-    if groups[g, _END_TOP] > groups[g, _TOP]:
-        top = groups[g, _TOP] + (first >> np.uint64(4)) - groups[g, _FIRST_ROW]
+    if table[line + _END_TOP] > table[line + _TOP]:
+        top = table[line + _TOP] + (first >> np.uint64(4)) - table[line + _FIRST_ROW]
         row_chunk[top] = found
         first = top & ~np.uint64(_LANES - 1)
         store_row(row_max, first, replaced(load_row(row_max, first), old, best))
         best = np.uint64(0)
-        for at in range(groups[g, _TOP], groups[g, _END_TOP], np.uint64(_LANES)):
+        for at in range(table[line + _TOP], table[line + _END_TOP], np.uint64(_LANES)):
             row = load_row(row_max, at)
             most = largest(row)
             if most > best:
                 best = most
                 found = np.uint64(row_chunk[at + lane_with(row, most)])
-    groups[g, _FARTHEST] = best
-    groups[g, _IN_CHUNK] = found
+    farthest[g] = best
+    table[line + _IN_CHUNK] = found
     return slot + lane_with(before, old)
 
 
 @kernel_jit
 def _put(stack: Any, g: Any, slot: Any, value: Any) -> None:
     """Write a next use that is not nearer than what the slot held."""
-    groups, nexts, chunk_max, row_max, row_chunk = stack
+    farthest, table, nexts, chunk_max, row_max, row_chunk = stack
+    line = _line(g)
     nexts[slot] = value
     chunk = slot >> np.uint64(3)
-    place = chunk + groups[g, _SKIP]
+    place = chunk + table[line + _SKIP]
     if value > chunk_max[place]:
         chunk_max[place] = value
-        if groups[g, _END_TOP] > groups[g, _TOP]:
-            top = groups[g, _TOP] + (place >> np.uint64(4)) - groups[g, _FIRST_ROW]
+        if table[line + _END_TOP] > table[line + _TOP]:
+            top = table[line + _TOP] + (place >> np.uint64(4)) - table[line + _FIRST_ROW]
             if value > row_max[top]:
                 row_max[top] = value
                 row_chunk[top] = chunk
-        if value > groups[g, _FARTHEST]:
-            groups[g, _FARTHEST] = value
-            groups[g, _IN_CHUNK] = chunk
+        if value > farthest[g]:
+            farthest[g] = value
+            table[line + _IN_CHUNK] = chunk
+
+
+@kernel_jit
+def _enter(
+    stack: Any, places: Any, key: Any, old: Any, home: Any, nearer: Any, entering: Any
+) -> None:
+    """Move a key into group 0, and into each group up to its old one what the group before lost.
+
+    Args:
+        places: owner, group_of_chunk, full and slot_of, as in _of_sets.
+        old: the key's slot or -1. home: the group of that slot; the number of groups if there is
+            none.
+        nearer: what the key counts with, of all next uses the nearest. entering: what is written
+            for it.
+    """
+    farthest, table = stack[:2]
+    owner, _, full, slot_of = places
+    moving: Any = np.int64(key)
+    for g in range(np.uint64(min(home, full[0]))):
+        pushed = farthest[g]
+        if pushed > nearer:
+            slot = _replace(stack, g, entering)
+            nearer = entering = pushed
+            gone = owner[slot]
+            owner[slot] = moving
+            slot_of[np.uint64(moving)] = slot
+            moving = np.int64(gone)
+    if full[0] < home:  # only keys that were outside come to a free place
+        filling = np.uint64(full[0])
+        line = _line(filling)
+        slot = table[line + _FREE_SLOT]
+        table[line + _FREE_SLOT] += np.uint64(1)
+        full[0] += slot + np.uint64(1) == table[line + _END_SLOT]
+        owner[slot] = moving
+        slot_of[np.uint64(moving)] = slot
+        _put(stack, filling, slot, entering)
+        return
+    slot_of[np.uint64(moving)] = old
+    if old >= 0:
+        owner[np.uint64(old)] = moving
+        _put(stack, np.uint64(home), np.uint64(old), entering)
+
+
+@kernel_jit
+def _group_of(places: Any, slot: Any, groups: Any) -> Any:
+    """The group of a slot; the number of groups for -1."""
+    if slot < 0:
+        return np.int64(groups)
+    return np.int64(places[1][np.uint64(slot) >> np.uint64(3)])
 
 
 @cached_jit(nogil=True, _nrt=False)
-def _levels(
+def _of_picks(
     first: int,
     until: int,
     set_layer: Any,
@@ -110,87 +169,82 @@ def _levels(
     cached: Any,
     index_in_group: Any,
     n_expert: int,
-    every_pick: bool,
     stack: Any,
-    owner: Any,
-    group_of_chunk: Any,
-    full: Any,
-    slot_of: Any,
+    places: Any,
+    levels: Any,
+) -> None:
+    """As _of_sets, where each lookup is a set of its own."""
+    groups = len(stack[0])
+    slot_of = places[3]
+    for s in range(np.uint64(first), np.uint64(until)):
+        layer = index_in_group[np.uint64(set_layer[s])]
+        if layer < 0:
+            continue
+        base = np.uint32(layer * n_expert)
+        for i in range(np.uint64(offsets[s]), np.uint64(offsets[s + np.uint64(1)])):
+            key = np.uint32(base + experts[i])
+            old = slot_of[key]
+            home = _group_of(places, old, groups)
+            levels[i] = home
+            if not cached[s]:
+                continue
+            # alone in its set, it counts with its next use at once
+            entering = np.uint64(next_use[i])
+            if home > 0:
+                _enter(stack, places, key, old, home, i, entering)
+            else:
+                _put(stack, np.uint64(0), np.uint64(old), entering)
+
+
+@cached_jit(nogil=True, _nrt=False)
+def _of_sets(
+    first: int,
+    until: int,
+    set_layer: Any,
+    offsets: Any,
+    experts: Any,
+    next_use: Any,
+    cached: Any,
+    index_in_group: Any,
+    n_expert: int,
+    stack: Any,
+    places: Any,
     levels: Any,
 ) -> None:
     """Write the level of each lookup of one pool in sets ``first`` up to ``until``.
 
     Args:
         set_layer, offsets, experts, next_use: as in kernel.py. cached: bool [sets], on the cached
-            path. every_pick: each lookup is a set of its own.
-        stack: (the table of groups: uint64 [groups, _FIELDS]; next uses: uint32 [slots], 0 where
-            empty; maxima of chunks, maxima of their rows, and the chunks of these: uint32).
-        owner: int32 [slots]. group_of_chunk: uint16 [chunks]. full: int64 [1], groups that are
-            full: the first ones.
-        slot_of: int32 [keys], -1 outside.
+            path.
+        stack: (maxima of groups: uint64 [groups]; their table: uint64 [groups x _FIELDS]; next
+            uses: uint32 [slots], 0 where empty; maxima of chunks, maxima of their rows, and the
+            chunks of these: uint32).
+        places: (owner: int32 [slots]; group_of_chunk: uint16 [chunks]; full: int64 [1], groups
+            that are full: the first ones; slot_of: int32 [keys], -1 outside).
         levels: uint16 [lookups], written.
     """
-    table = stack[0]
-    groups = len(table)
-    for s in range(first, until):
-        layer = index_in_group[set_layer[s]]
+    groups = len(stack[0])
+    slot_of = places[3]
+    for s in range(np.uint64(first), np.uint64(until)):
+        layer = index_in_group[np.uint64(set_layer[s])]
         if layer < 0:
             continue
         base = np.uint32(layer * n_expert)
-        begin = offsets[s]
-        end = offsets[s + 1]
-        for i in range(np.uint64(begin), np.uint64(end)):
-            slot = slot_of[np.uint32(base + experts[i])]
-            levels[i] = groups if slot < 0 else group_of_chunk[np.uint64(slot) >> np.uint64(3)]
+        begin = np.uint64(offsets[s])
+        end = np.uint64(offsets[s + np.uint64(1)])
+        for i in range(begin, end):
+            levels[i] = _group_of(places, slot_of[np.uint32(base + experts[i])], groups)
         if not cached[s]:
             continue
-        step = 1 if every_pick else end - begin
-        for start in range(begin, end, step):
-            for i in range(np.uint64(start), np.uint64(start + step)):
-                key = np.uint32(base + experts[i])
-                old = slot_of[key]
-                home: Any = groups  # the group to fill up to
-                if old >= 0:
-                    home = np.int64(group_of_chunk[np.uint64(old) >> np.uint64(3)])
-                if every_pick:
-                    levels[i] = home  # an earlier pick of the row may have moved it
-                if home == 0:
-                    if every_pick:
-                        _put(stack, np.uint64(0), np.uint64(old), np.uint64(next_use[i]))
-                    continue
-                moving: Any = np.int64(key)
-                nearer = np.uint64(i)
-                # alone in its set, it counts with its next use at once
-                entering = np.uint64(next_use[i]) if every_pick else nearer
-                until_group = np.uint64(min(home, full[0]))
-                for g in range(until_group):
-                    pushed = table[g, _FARTHEST]
-                    if pushed > nearer:
-                        slot = _replace(stack, g, entering)
-                        nearer = entering = pushed
-                        gone = owner[slot]
-                        owner[slot] = moving
-                        slot_of[np.uint64(moving)] = slot
-                        moving = np.int64(gone)
-                if full[0] < home:  # only keys that were outside come to a free place
-                    filling = np.uint64(full[0])
-                    slot = table[filling, _FREE_SLOT]
-                    table[filling, _FREE_SLOT] += np.uint64(1)
-                    full[0] += table[filling, _FREE_SLOT] == table[filling, _END_SLOT]
-                    owner[slot] = moving
-                    slot_of[np.uint64(moving)] = slot
-                    _put(stack, filling, slot, entering)
-                    moving = -1
-                if moving >= 0:
-                    slot_of[np.uint64(moving)] = old
-                    if old >= 0:
-                        owner[np.uint64(old)] = moving
-                        _put(stack, np.uint64(home), np.uint64(old), entering)
-            if every_pick:
-                continue
-            for i in range(np.uint64(start), np.uint64(start + step)):
-                slot = np.uint64(slot_of[np.uint32(base + experts[i])])
-                _put(stack, np.uint64(0), slot, np.uint64(next_use[i]))
+        for i in range(begin, end):
+            key = np.uint32(base + experts[i])
+            old = slot_of[key]
+            home = _group_of(places, old, groups)  # an earlier member may have moved it
+            if home > 0:
+                _enter(stack, places, key, old, home, i, i)
+        for i in range(begin, end):
+            slot = np.uint64(slot_of[np.uint32(base + experts[i])])
+            _put(stack, np.uint64(0), slot, np.uint64(next_use[i]))
 
 
 class OptLevels:
@@ -232,24 +286,26 @@ class OptLevels:
         table[:, _FREE_SLOT] = (end_chunk - chunks) * _CHUNK
         table[:, _END_SLOT] = table[:, _FREE_SLOT] + room.astype(np.uint64)
         stack = (
-            table,
+            np.zeros(len(room), np.uint64),
+            table.reshape(-1),
             new_rows(np.uint32, end_chunk[-1] * _CHUNK),
             new_rows(np.uint32, end_row[-1] * _LANES),
             new_rows(np.uint32, end_top[-1] * _LANES),
             np.zeros(end_top[-1] * _LANES, np.uint32),
         )
         self._sets = (
-            set_layer, offsets, experts, next_use, cached, index_in_group, n_expert, every_pick,
+            set_layer, offsets, experts, next_use, cached, index_in_group, n_expert,
         )  # fmt: skip
-        self._state = (
-            stack,
-            np.zeros(len(stack[1]), np.int32),
+        places = (
+            np.zeros(len(stack[2]), np.int32),
             np.repeat(np.arange(len(room)), chunks).astype(np.uint16),
             np.zeros(1, np.int64),
             np.full(keys, -1, np.int32),
         )
+        self._state = (stack, places)
         self._levels = levels
+        self._pass = _of_picks if every_pick else _of_sets
 
     def run(self, first: int, until: int) -> None:
         """Go on with sets ``first`` up to ``until``."""
-        _levels(first, until, *self._sets, *self._state, self._levels)
+        self._pass(first, until, *self._sets, *self._state, self._levels)

@@ -109,14 +109,9 @@ def store_row(typingctx: Any, array: Any, first: Any, row: Any) -> Any:
 
 
 @intrinsic
-def less_where_over(typingctx: Any, row: Any, other: Any, limit: Any) -> Any:
-    """The row, less 1 in the lanes where ``other``, a row too, is over ``limit`` (signed)."""
-
-    def make(builder: Any, row_: Any, other_: Any, limit_: Any) -> Any:
-        over = builder.icmp_signed(">", other_, _every(builder, row, limit_))
-        return builder.add(row_, builder.sext(over, row.vector))
-
-    return _on_rows(row, (row, other, types.uint64), make)
+def plus(typingctx: Any, row: Any, other: Any) -> Any:
+    """The sums of two rows, lane by lane."""
+    return _on_rows(row, (row, other), lambda builder, row_, other_: builder.add(row_, other_))
 
 
 @intrinsic
