@@ -32,7 +32,11 @@ from simlab.replay.lanes import (
     store_row,
 )
 
-_CHUNK = 8  # slots: half a row
+# A chunk is one cache line: 8 next uses and the 8 keys that they belong to. A slot is the place of
+# its next use in these lines.
+_CHUNK = 8
+_CHUNK_LINE = 16
+_KEY = np.uint64(8)  # from a next use to its key
 _LANES = 16
 # A line of the table of groups, one cache line:
 _IN_CHUNK = np.uint64(0)  # the chunk that holds its maximum
@@ -57,15 +61,15 @@ def _replace(stack: Any, g: Any, value: Any) -> Any:
 
     No next use occurs twice in the stack, so the maximum itself says where it is.
     """
-    farthest, table, nexts, chunk_max, row_max, row_chunk = stack
+    farthest, table, lines, chunk_max, row_max, row_chunk = stack
     line = _line(g)
     old = farthest[g]
     chunk = table[line + _IN_CHUNK]
     skip = table[line + _SKIP]
-    slot = chunk * np.uint64(_CHUNK)
-    before = load_half_row(nexts, slot)
+    slot = chunk * np.uint64(_CHUNK_LINE)
+    before = load_half_row(lines, slot)
     after = replaced(before, old, value)
-    store_row(nexts, slot, after)
+    store_row(lines, slot, after)
     place = chunk + skip
     first = place & ~np.uint64(_LANES - 1)
     row = replaced(load_row(chunk_max, first), old, largest(after))
@@ -92,10 +96,10 @@ def _replace(stack: Any, g: Any, value: Any) -> Any:
 @kernel_jit
 def _put(stack: Any, g: Any, slot: Any, value: Any) -> None:
     """Write a next use that is not nearer than what the slot held."""
-    farthest, table, nexts, chunk_max, row_max, row_chunk = stack
+    farthest, table, lines, chunk_max, row_max, row_chunk = stack
     line = _line(g)
-    nexts[slot] = value
-    chunk = slot >> np.uint64(3)
+    lines[slot] = value
+    chunk = slot >> np.uint64(4)
     place = chunk + table[line + _SKIP]
     if value > chunk_max[place]:
         chunk_max[place] = value
@@ -116,37 +120,39 @@ def _enter(
     """Move a key into group 0, and into each group up to its old one what the group before lost.
 
     Args:
-        places: owner, group_of_chunk, full and slot_of, as in _of_sets.
+        places: group_of_chunk, full and slot_of, as in _of_sets.
         old: the key's slot or -1. home: the group of that slot; the number of groups if there is
             none.
         nearer: what the key counts with, of all next uses the nearest. entering: what is written
             for it.
     """
-    farthest, table = stack[:2]
-    owner, _, full, slot_of = places
+    farthest, table, lines = stack[:3]
+    _, full, slot_of = places
     moving: Any = np.int64(key)
     for g in range(np.uint64(min(home, full[0]))):
         pushed = farthest[g]
         if pushed > nearer:
             slot = _replace(stack, g, entering)
             nearer = entering = pushed
-            gone = owner[slot]
-            owner[slot] = moving
+            gone = lines[slot + _KEY]
+            lines[slot + _KEY] = moving
             slot_of[np.uint64(moving)] = slot
             moving = np.int64(gone)
     if full[0] < home:  # only keys that were outside come to a free place
         filling = np.uint64(full[0])
         line = _line(filling)
         slot = table[line + _FREE_SLOT]
-        table[line + _FREE_SLOT] += np.uint64(1)
-        full[0] += slot + np.uint64(1) == table[line + _END_SLOT]
-        owner[slot] = moving
+        after = slot + np.uint64(1)
+        after += after & np.uint64(_CHUNK)  # over the keys to the next chunk
+        table[line + _FREE_SLOT] = after
+        full[0] += after == table[line + _END_SLOT]
+        lines[slot + _KEY] = moving
         slot_of[np.uint64(moving)] = slot
         _put(stack, filling, slot, entering)
         return
     slot_of[np.uint64(moving)] = old
     if old >= 0:
-        owner[np.uint64(old)] = moving
+        lines[np.uint64(old) + _KEY] = moving
         _put(stack, np.uint64(home), np.uint64(old), entering)
 
 
@@ -155,7 +161,7 @@ def _group_of(places: Any, slot: Any, groups: Any) -> Any:
     """The group of a slot; the number of groups for -1."""
     if slot < 0:
         return np.int64(groups)
-    return np.int64(places[1][np.uint64(slot) >> np.uint64(3)])
+    return np.int64(places[0][np.uint64(slot) >> np.uint64(4)])
 
 
 @cached_jit(nogil=True, _nrt=False)
@@ -175,7 +181,7 @@ def _of_picks(
 ) -> None:
     """As _of_sets, where each lookup is a set of its own."""
     groups = len(stack[0])
-    slot_of = places[3]
+    slot_of = places[2]
     for s in range(np.uint64(first), np.uint64(until)):
         layer = index_in_group[np.uint64(set_layer[s])]
         if layer < 0:
@@ -216,15 +222,15 @@ def _of_sets(
     Args:
         set_layer, offsets, experts, next_use: as in kernel.py. cached: bool [sets], on the cached
             path.
-        stack: (maxima of groups: uint64 [groups]; their table: uint64 [groups x _FIELDS]; next
-            uses: uint32 [slots], 0 where empty; maxima of chunks, maxima of their rows, and the
-            chunks of these: uint32).
-        places: (owner: int32 [slots]; group_of_chunk: uint16 [chunks]; full: int64 [1], groups
-            that are full: the first ones; slot_of: int32 [keys], -1 outside).
+        stack: (maxima of groups: uint64 [groups]; their table: uint64 [groups x _FIELDS]; lines of
+            chunks: uint32 [chunks x _CHUNK_LINE], next use 0 where empty; maxima of chunks, maxima
+            of their rows, and the chunks of these: uint32).
+        places: (group_of_chunk: uint16 [chunks]; full: int64 [1], groups that are full: the first
+            ones; slot_of: int32 [keys], -1 outside).
         levels: uint16 [lookups], written.
     """
     groups = len(stack[0])
-    slot_of = places[3]
+    slot_of = places[2]
     for s in range(np.uint64(first), np.uint64(until)):
         layer = index_in_group[np.uint64(set_layer[s])]
         if layer < 0:
@@ -283,12 +289,13 @@ class OptLevels:
         table[:, _FIRST_ROW] = end_row - rows
         table[:, _TOP], table[:, _END_TOP] = (end_top - tops) * _LANES, end_top * _LANES
         table[:, _SKIP] = (end_row - rows) * _LANES - (end_chunk - chunks)
-        table[:, _FREE_SLOT] = (end_chunk - chunks) * _CHUNK
-        table[:, _END_SLOT] = table[:, _FREE_SLOT] + room.astype(np.uint64)
+        table[:, _FREE_SLOT] = (end_chunk - chunks) * _CHUNK_LINE
+        full = room // _CHUNK
+        table[:, _END_SLOT] = (end_chunk - chunks + full) * _CHUNK_LINE + room % _CHUNK
         stack = (
             np.zeros(len(room), np.uint64),
             table.reshape(-1),
-            new_rows(np.uint32, end_chunk[-1] * _CHUNK),
+            new_rows(np.uint32, end_chunk[-1] * _CHUNK_LINE),
             new_rows(np.uint32, end_row[-1] * _LANES),
             new_rows(np.uint32, end_top[-1] * _LANES),
             np.zeros(end_top[-1] * _LANES, np.uint32),
@@ -297,7 +304,6 @@ class OptLevels:
             set_layer, offsets, experts, next_use, cached, index_in_group, n_expert,
         )  # fmt: skip
         places = (
-            np.zeros(len(stack[2]), np.int32),
             np.repeat(np.arange(len(room)), chunks).astype(np.uint16),
             np.zeros(1, np.int64),
             np.full(keys, -1, np.int32),
