@@ -84,8 +84,7 @@ class GroupPlanner:
         self._before = (self.state, self.cache, self.group)
         self._after = (
             np.zeros(n_expert + 1, np.int64),
-            self.experts, self.outcome, self.slots, self.fills, order, self.runs,
-            self.counts,
+            self.experts, self.outcome, self.slots, self.fills, order, self.runs, self.counts,
         )  # fmt: skip
         self._begins = True
 
