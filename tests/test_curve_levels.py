@@ -63,12 +63,14 @@ def naive_levels(keys: npt.NDArray[np.uint16], sizes: npt.NDArray[np.int64]) -> 
     return levels
 
 
+@pytest.mark.parametrize("every_size", [False, True])
 @pytest.mark.parametrize("n_keys", [1, 7, 300])
-def test_lru_levels_are_places_in_a_list(n_keys: int) -> None:
+def test_lru_levels_are_places_in_a_list(n_keys: int, every_size: bool) -> None:
     rng = np.random.default_rng(n_keys)
     keys = rng.zipf(1.3, 3000).astype(np.uint64) % n_keys
     experts = keys.astype(np.uint16)
-    sizes = np.unique(rng.integers(1, n_keys + 2, 5))
+    few = np.unique(rng.integers(1, n_keys + 2, 5))
+    sizes = np.arange(1, n_keys + 1) if every_size else few
     levels = np.zeros(len(experts), np.uint16)
     offsets = np.arange(len(experts) + 1, dtype=np.int64)
     layer, index = np.zeros(len(experts), np.int16), np.zeros(1, np.int32)

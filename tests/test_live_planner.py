@@ -77,6 +77,21 @@ def test_a_declined_miss_has_no_slot() -> None:
     assert found["slots"][2] == -1
 
 
+@pytest.mark.parametrize("policy", ["lru", "clock", "mix"])
+def test_the_count_of_sets_may_wrap(policy: str) -> None:
+    """A set has a number of 32 bits, which a server reaches within days."""
+    rng = Random(7)
+    new, old = one_group(policy), one_group(policy)
+    old.cache.now[0] = 2**32 - 50
+    for _ in range(200):
+        picks = rng.sample(range(8), 3)
+        layer = rng.randrange(2)
+        new.begin_step()
+        old.begin_step()
+        assert plan(new, layer, picks) == plan(old, layer, picks)
+    assert old.cache.now[0] == 150
+
+
 @pytest.mark.parametrize("pick", [8, -1, 2**40])
 def test_a_pick_that_is_no_expert(pick: int) -> None:
     with pytest.raises(SimlabError, match=rf"a router picked expert {pick} of 8"):

@@ -177,10 +177,10 @@ class LruLevels:
         levels: npt.NDArray[np.uint16],
     ) -> None:
         level_of = np.searchsorted(sizes, np.arange(keys), side="right").astype(np.uint16)
-        every_size = len(sizes) == keys
+        same = np.array_equal(level_of, np.arange(keys))  # every size is asked for
         self._sets = (
             set_layer, offsets, experts, index_in_group, n_expert,
-            None if every_size else level_of, len(sizes),
+            None if same else level_of, len(sizes),
         )  # fmt: skip
         counts = new_rows(np.uint16, _KEYS + keys)
         less = np.arange(_LANES) >= np.arange(_LANES + 1)[:, None]
