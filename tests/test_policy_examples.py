@@ -79,7 +79,7 @@ def play(
             access.set_step, access.set_layer, access.offsets, access.experts,
             needed.next_use, needed.weights, access.step_tokens,
             in_group, WHOLE_SET, 0, policy.protects_present,
-            outcome, runs, np.zeros((8, 3), np.int32),
+            outcome, runs, np.zeros((8, 3), np.int32), np.zeros(8, np.uint32),
             np.zeros(8, np.uint16), np.zeros(8, np.int32), np.zeros(8, np.uint8),
         )  # fmt: skip
         assert stopped == -1
