@@ -25,6 +25,7 @@ from statistics import median
 import numpy as np
 import numpy.typing as npt
 
+from simlab.analysis.stopwatch import interleaved
 from simlab.live.planner import Planner
 from simlab.model.layout import layout_of
 from simlab.policy.registry import load_policy
@@ -69,20 +70,6 @@ def sticky_trace(layers: int, experts: int, k: int, picks: int, seed: int = 0) -
         np.arange(rows + 1, dtype=np.int64) * k,
         chosen.reshape(-1),
     )
-
-
-def interleaved(
-    contenders: dict[str, Callable[[], object]], clock: Callable[[], float] = time.perf_counter
-) -> dict[str, float]:
-    """Median seconds of each, run in turn ROUNDS times after one warm-up."""
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    for round_ in range(ROUNDS + 1):
-        for name, run in contenders.items():
-            started = clock()
-            run()
-            if round_:
-                seconds[name].append(clock() - started)
-    return {name: median(each) for name, each in seconds.items()}
 
 
 def load() -> str:
@@ -137,7 +124,7 @@ def bench_kernel(picks: int) -> None:
                     "simlab per-pick": ours,
                     "libcachesim": other,
                 },
-                time.process_time,
+                clock=time.process_time,
             )
         n = trace.n_picks
         print(f"\nLRU, {layers} x {experts} keys, k = {k}, {slots} slots, {n:,} accesses, {load()}")

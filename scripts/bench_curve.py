@@ -20,8 +20,9 @@ import time
 from pathlib import Path
 
 import numpy as np
-from bench import interleaved, load, run_sections, sticky_trace
+from bench import load, run_sections, sticky_trace
 
+from simlab.analysis.stopwatch import interleaved
 from simlab.policy.loader import Policy
 from simlab.policy.protocol import Group
 from simlab.policy.registry import load_policy
@@ -87,7 +88,7 @@ def _passes(trace: Trace, semantics: str) -> dict[str, float]:
     contenders = {"opt, one pass": opt_pass, "opt, single": lambda: single(opt)}
     if per_pick:
         contenders |= {"lru, one pass": lru_pass, "lru, single": lambda: single(lru)}
-    return interleaved(contenders, time.process_time)
+    return interleaved(contenders, clock=time.process_time)
 
 
 def bench_grid(picks: int) -> None:

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import libcachesim
-from bench import interleaved, load, oracle_general, run_sections, sticky_trace
+from bench import load, oracle_general, run_sections, sticky_trace
 
+from simlab.analysis.stopwatch import interleaved
 from simlab.policy.registry import load_policy
 from simlab.replay.cell import Cell
 from simlab.replay.run import Replayer
@@ -68,7 +69,7 @@ def bench_constant(picks: int) -> None:
             }
             if other is not None:
                 contenders["theirs"] = partial(_process, other, slots, file)
-            found = interleaved(contenders, time.process_time)
+            found = interleaved(contenders, clock=time.process_time)
             ratio = f"{found['theirs'] / found['per pick']:5.1f} x" if other is not None else ""
             print(f"  {name:<11} {lookups / found['ours'] / 1e6:6.1f}   {ratio}")
 
@@ -92,7 +93,7 @@ def bench_mixes(picks: int) -> None:
         slots = int(24 * 32 * share)
         found = interleaved(
             {name: partial(replayer.outcomes, Cell(load_policy(name), (slots,))) for name in MIXES},
-            time.process_time,
+            clock=time.process_time,
         )
         print(f"\n24 x 32 keys, k = 4, {slots} slots, {tokens:,} tokens, {load()}")
         for name, seconds in found.items():

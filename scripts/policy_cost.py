@@ -12,30 +12,18 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
-from bench import ROUNDS, load
+from bench import load
 from real_traces import Halves, read_experiment, read_picks
 
+from simlab.analysis.stopwatch import interleaved
 from simlab.policy.protocol import Group
 from simlab.replay.cell import Cell
 from simlab.replay.run import Replayer
-
-
-def cost(replayer: Replayer, cells: Sequence[Cell]) -> list[float]:
-    """Median processor seconds of each cell's replay."""
-    seconds: list[list[float]] = [[] for _ in cells]
-    for round_ in range(ROUNDS + 1):
-        for each, cell in zip(seconds, cells, strict=True):
-            started = time.thread_time()
-            replayer.outcomes(cell)
-            if round_:
-                each.append(time.thread_time() - started)
-    return [median(each) for each in seconds]
 
 
 def state_bytes(replayer: Replayer, cell: Cell) -> int:
@@ -69,10 +57,11 @@ def main() -> None:
         tokens = len(part.access(lanes).schedule.token)
         for size in given.slots.split(","):
             cells = [halves.cell(name, size, lanes) for name in names]
-            found = cost(part, cells)
+            replays = [partial(part.outcomes, cell) for cell in cells]
+            found = interleaved(dict(zip(names, replays, strict=True)), clock=time.thread_time)
             print(f"{given.experiment.stem}, {size}, C = {lanes}, {tokens:,} tokens, {load()}")
-            for name, cell, seconds in zip(names, cells, found, strict=True):
-                each, above = (x / tokens * 1e6 for x in (seconds, seconds - found[0]))
+            for (name, seconds), cell in zip(found.items(), cells, strict=True):
+                each, above = (x / tokens * 1e6 for x in (seconds, seconds - found["lru"]))
                 print(
                     f"  {name:<12} {each:7.2f} us a token, {above:+7.2f} over lru;"
                     f" {state_bytes(part, cell) / 1024:8.1f} KiB of state"

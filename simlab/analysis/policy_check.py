@@ -17,12 +17,14 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from simlab.analysis.stopwatch import interleaved
 from simlab.errors import PolicyError, SimlabError
 from simlab.trace.schema import DECODE, Trace, TraceMeta
 
@@ -199,15 +201,12 @@ def _speeds(path: str) -> list[float]:
         weights=np.full(rows * k, 0.25, np.float16),
     )
     replayer = Replayer(trace)
-    cells = [Cell(load_policy(p), (layers * experts // 4,)) for p in (path, "lru")]
-    seconds: list[list[float]] = [[], []]
-    for round_ in range(4):
-        for cell, measured in zip(cells, seconds, strict=True):
-            started = time.process_time()
-            replayer.outcomes(cell)
-            if round_:
-                measured.append(time.process_time() - started)
-    return [rows * k / float(np.median(measured)) for measured in seconds]
+    contenders = {
+        name: partial(replayer.outcomes, Cell(load_policy(source), (layers * experts // 4,)))
+        for name, source in {"policy": path, "lru": "lru"}.items()
+    }
+    seconds = interleaved(contenders, rounds=3, clock=time.process_time)
+    return [rows * k / each for each in seconds.values()]
 
 
 def _limit(seconds: int, mib: int) -> None:
