@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -90,6 +91,21 @@ def test_a_policy_that_remembers_between_runs(
     )
     assert main(["policies", "check", write(tmp_path, text)]) == 1
     assert "decides otherwise the second time" in capsys.readouterr().err
+
+
+def test_what_a_policy_prints_is_not_a_result(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = GOOD.replace("    return chosen", '    print("chose", chosen)\n    return chosen')
+    path = write(tmp_path, text)
+    for words in (
+        f"replay tiny-demo-model --policy {path}",
+        f"compare lru {path} tiny-demo-model --resamples 100",
+    ):
+        assert main([*words.split(), "--slots", "300", "--json"]) == 0
+        told = capsys.readouterr()
+        assert json.loads(told.out)
+        assert re.search(r"^chose \d+$", told.err, re.MULTILINE)
 
 
 def test_check_has_limits_and_needs_a_file(capsys: pytest.CaptureFixture[str]) -> None:

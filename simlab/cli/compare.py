@@ -50,6 +50,7 @@ def command(
     from simlab.cli.invocation import command_line
     from simlab.cli.lab_options import cells_of, heading
     from simlab.cli.options import policy_with_parameters
+    from simlab.cli.progress import policy_prints
     from simlab.replay.provenance import provenance
     from simlab.replay.run import Replayer
     from simlab.resources import find_trace
@@ -73,14 +74,15 @@ def command(
     cells = [
         cells_of(replayer, [policy], params, slots, mib, concurrency) for policy, params in chosen
     ]
-    found = compare(
-        replayer,
-        list(zip(*cells, strict=True)),
-        resamples=resamples,
-        seed=options["seed"],
-        confidence=confidence,
-        jobs=jobs or os.cpu_count() or 1,
-    )
+    with policy_prints():
+        found = compare(
+            replayer,
+            list(zip(*cells, strict=True)),
+            resamples=resamples,
+            seed=options["seed"],
+            confidence=confidence,
+            jobs=jobs or os.cpu_count() or 1,
+        )
     if out is not None:
         write_results([row for comparison in found for row in comparison.rows], out)
     if as_json:

@@ -66,6 +66,7 @@ def command(
     from simlab.cli.invocation import command_line
     from simlab.cli.lab_options import cells_of
     from simlab.cli.options import parameters
+    from simlab.cli.progress import policy_prints
     from simlab.policy.registry import load_policy
     from simlab.replay.provenance import provenance
     from simlab.replay.run import Replayer
@@ -88,7 +89,8 @@ def command(
         command=command_line(),
     )
     cells = cells_of(replayer, [chosen], parameters(params), slots, mib, concurrency)
-    found = explain(replayer, cells, bound=bound, jobs=jobs or os.cpu_count() or 1)
+    with policy_prints():
+        found = explain(replayer, cells, bound=bound, jobs=jobs or os.cpu_count() or 1)
     if as_json:
         told = {
             "policy": chosen.label,

@@ -1,18 +1,26 @@
-"""Progress bars on a terminal's stderr; silence when stderr is not a terminal."""
+"""Progress bars on a terminal's stderr; silence when stderr is not a terminal. What a policy prints
+goes there too: stdout is for results.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, redirect_stdout
+from typing import Any, TextIO
+
+
+def policy_prints() -> redirect_stdout[TextIO]:
+    """While policies run: their print() must not land among the results."""
+    return redirect_stdout(sys.stderr)
 
 
 @contextmanager
 def bar(label: str, total: int) -> Iterator[Callable[[int], None] | None]:
     """Yields a function that advances the bar, or None when there is nobody to watch it."""
     if not sys.stderr.isatty():
-        yield None
+        with policy_prints():
+            yield None
         return
     from rich.console import Console
     from rich.progress import (
@@ -29,7 +37,8 @@ def bar(label: str, total: int) -> Iterator[Callable[[int], None] | None]:
         TaskProgressColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    with policy_prints(), Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(label, total=total)
         yield lambda n: progress.advance(task, n)
 
