@@ -132,6 +132,8 @@ def _json(capsys: pytest.CaptureFixture[str], line: list[str]) -> str:
         (["lru", "lrfu:half_life=-3"], "must be 0.01..1e+09"),
         (["lru", "lrfv"], "did you mean lrfu"),
         (["lru", "./nonesuch.py:margin=1"], "no policy file ./nonesuch.py"),
+        (["lru", "rows.parquet"], "simlab report FILE..."),
+        (["a.json", "b.json"], "A and B are policies, and a.json is none"),
         (["lru", "mix", "--slots", "0"], "at least 1 slot"),
         (["lru", "mix", "--slots", "x"], "--slots takes"),
         (["lru", "mix", "--slots", "9", "--mib", "3"], "not both"),

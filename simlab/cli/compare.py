@@ -58,6 +58,12 @@ def command(
     from simlab.trace.read import read_trace
 
     started = time.time()
+    for spec in (a, b):
+        if spec.endswith((".parquet", ".json")):
+            raise UsageError(
+                f"A and B are policies, and {spec} is none; rows that are there already lie side by"
+                " side in 'simlab report FILE... --out x.html'"
+            )
     chosen = [policy_with_parameters(spec) for spec in (a, b)]
     (one, p), (other, q) = chosen
     if one.hash == other.hash and one.values(p) == other.values(q):
