@@ -22,7 +22,7 @@ from simlab.policy.counts import (
 )
 from simlab.policy.linked import Lists, first_absent, move_back, new_lists, push_back, unlink
 from simlab.policy.protocol import Param
-from simlab.policy.queues import NOWHERE, Queues, new_queues, oldest, put
+from simlab.policy.queues import NOWHERE, Queues, new_queues, oldest
 from simlab.policy.sampling import uniform
 
 NAME = "lecar"
@@ -41,11 +41,12 @@ class State(NamedTuple):
     recency: Lists
     counts: Counts
     history: Queues
-    gone: npt.NDArray[np.int64]  # [keys], time of the eviction
-    clock: npt.NDArray[np.int64]  # [1], lookups
+    gone: npt.NDArray[np.uint32]  # [keys], time of the eviction
+    clock: npt.NDArray[np.uint32]  # [1], lookups, modulo 2**32
     weight: npt.NDArray[np.float64]  # [1], of LRU; LFU has the rest
     chosen: npt.NDArray[np.int64]  # [1], who named the last victim
     generator: npt.NDArray[np.uint64]  # [1]
+    growth: npt.NDArray[np.float64]  # [lookups since an eviction], 0 where not asked yet
     learning_rate: float
     rate: float  # ln of the discount of one lookup
     most: int  # remembered keys of a history
@@ -56,15 +57,33 @@ def init(geometry, slots, params):
         recency=new_lists(geometry.keys, 1),
         counts=new_counts(geometry.keys),
         history=new_queues(geometry.keys, 2),
-        gone=np.zeros(geometry.keys, np.int64),
-        clock=np.zeros(1, np.int64),
+        gone=np.zeros(geometry.keys, np.uint32),
+        clock=np.zeros(1, np.uint32),
         weight=np.array([0.5]),
         chosen=np.zeros(1, np.int64),
         generator=np.array([geometry.seed % 2**64], np.uint64),
+        growth=np.zeros(4 * max(slots, 1)),
         learning_rate=params["learning_rate"],
         rate=math.log(DISCOUNT) / max(slots, 1),
         most=int(slots * params["history"]),
     )
+
+
+def _forget(state, key, by):
+    unlink(state.history.lists, key)
+    state.history.where[key] = NOWHERE
+    state.history.size[by] -= 1
+
+
+def _growth(state, age):
+    """Of a weight, by regret for an eviction so long ago; looked up after the first time."""
+    known = state.growth
+    if age < len(known) and known[age] > 0:
+        return known[age]
+    growth = math.exp(state.learning_rate * math.exp(age * state.rate))
+    if age < len(known):
+        known[age] = growth
+    return growth
 
 
 def on_hit(state, cache, group, key):
@@ -78,15 +97,14 @@ def on_miss(state, cache, group, key):
     by = state.history.where[key]
     if by == NOWHERE:
         return
-    regret = math.exp((state.clock[0] - state.gone[key]) * state.rate)
-    growth = math.exp(state.learning_rate * regret)
+    growth = _growth(state, np.uint32(state.clock[0] - state.gone[key]))
     lru, lfu = state.weight[0], 1.0 - state.weight[0]
     if by == BY_LRU:
         lfu *= growth
     else:
         lru *= growth
     state.weight[0] = lru / (lru + lfu)
-    put(state.history, group, key, NOWHERE)
+    _forget(state, key, by)
 
 
 def victim(state, cache, group, key):
@@ -102,9 +120,12 @@ def on_evict(state, cache, group, key):
     stop_count(state.counts, group, key)
     by = state.chosen[0]
     state.gone[key] = state.clock[0]
-    put(state.history, group, key, by)
-    while state.history.size[by] > state.most:
-        put(state.history, group, oldest(state.history, group, by), NOWHERE)
+    history = state.history
+    push_back(history.lists, group.keys + by, key)
+    history.where[key] = by
+    history.size[by] += 1
+    while history.size[by] > state.most:
+        _forget(state, oldest(history, group, by), by)
 
 
 def on_insert(state, cache, group, key):
