@@ -165,21 +165,9 @@ def _group_of(places: Any, slot: Any, groups: Any) -> Any:
 
 
 @cached_jit(nogil=True, _nrt=False)
-def _of_picks(
-    first: int,
-    until: int,
-    set_layer: Any,
-    offsets: Any,
-    experts: Any,
-    next_use: Any,
-    cached: Any,
-    index_in_group: Any,
-    n_expert: int,
-    stack: Any,
-    places: Any,
-    levels: Any,
-) -> None:
+def _of_picks(first: int, until: int, sets: Any, stack: Any, places: Any, levels: Any) -> None:
     """As _of_sets, where each lookup is a set of its own."""
+    set_layer, offsets, experts, next_use, cached, index_in_group, n_expert = sets
     groups = len(stack[0])
     slot_of = places[2]
     for s in range(np.uint64(first), np.uint64(until)):
@@ -203,25 +191,12 @@ def _of_picks(
 
 
 @cached_jit(nogil=True, _nrt=False)
-def _of_sets(
-    first: int,
-    until: int,
-    set_layer: Any,
-    offsets: Any,
-    experts: Any,
-    next_use: Any,
-    cached: Any,
-    index_in_group: Any,
-    n_expert: int,
-    stack: Any,
-    places: Any,
-    levels: Any,
-) -> None:
+def _of_sets(first: int, until: int, sets: Any, stack: Any, places: Any, levels: Any) -> None:
     """Write the level of each lookup of one pool in sets ``first`` up to ``until``.
 
     Args:
-        set_layer, offsets, experts, next_use: as in kernel.py. cached: bool [sets], on the cached
-            path.
+        sets: (set_layer, offsets, experts, next_use: as in kernel.py; cached: bool [sets], on the
+            cached path; index_in_group, n_expert).
         stack: (maxima of groups: uint64 [groups]; their table: uint64 [groups x _FIELDS]; lines of
             chunks: uint32 [chunks x _CHUNK_LINE], next use 0 where empty; maxima of chunks, maxima
             of their rows, and the chunks of these: uint32).
@@ -229,6 +204,7 @@ def _of_sets(
             ones; slot_of: int32 [keys], -1 outside).
         levels: uint16 [lookups], written.
     """
+    set_layer, offsets, experts, next_use, cached, index_in_group, n_expert = sets
     groups = len(stack[0])
     slot_of = places[2]
     for s in range(np.uint64(first), np.uint64(until)):
@@ -314,4 +290,4 @@ class OptLevels:
 
     def run(self, first: int, until: int) -> None:
         """Go on with sets ``first`` up to ``until``."""
-        self._pass(first, until, *self._sets, *self._state, self._levels)
+        self._pass(first, until, self._sets, *self._state, self._levels)
