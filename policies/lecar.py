@@ -22,7 +22,7 @@ from simlab.policy.counts import (
 )
 from simlab.policy.linked import Lists, first_absent, move_back, new_lists, push_back, unlink
 from simlab.policy.protocol import Param
-from simlab.policy.queues import NOWHERE, Queues, new_queues, oldest
+from simlab.policy.queues import NOWHERE, Queues, enter, leave, new_queues, oldest
 from simlab.policy.sampling import uniform
 
 NAME = "lecar"
@@ -69,12 +69,6 @@ def init(geometry, slots, params):
     )
 
 
-def _forget(state, key, by):
-    unlink(state.history.lists, key)
-    state.history.where[key] = NOWHERE
-    state.history.size[by] -= 1
-
-
 def _growth(state, age):
     """Of a weight, by regret for an eviction so long ago; looked up after the first time."""
     known = state.growth
@@ -104,7 +98,7 @@ def on_miss(state, cache, group, key):
     else:
         lru *= growth
     state.weight[0] = lru / (lru + lfu)
-    _forget(state, key, by)
+    leave(state.history, key, by)
 
 
 def victim(state, cache, group, key):
@@ -120,12 +114,9 @@ def on_evict(state, cache, group, key):
     stop_count(state.counts, group, key)
     by = state.chosen[0]
     state.gone[key] = state.clock[0]
-    history = state.history
-    push_back(history.lists, group.keys + by, key)
-    history.where[key] = by
-    history.size[by] += 1
-    while history.size[by] > state.most:
-        _forget(state, oldest(history, group, by), by)
+    enter(state.history, group, key, by)
+    while state.history.size[by] > state.most:
+        leave(state.history, oldest(state.history, group, by), by)
 
 
 def on_insert(state, cache, group, key):

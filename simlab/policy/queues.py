@@ -45,6 +45,22 @@ def put(queues: Queues, group: Any, key: int, queue: int) -> None:
 
 
 @kernel_jit
+def enter(queues: Queues, group: Any, key: int, queue: int) -> None:
+    """As ``put``, in fewer steps, for a key that is nowhere."""
+    push_back(queues.lists, group.keys + queue, key)
+    queues.where[key] = queue
+    queues.size[queue] += 1
+
+
+@kernel_jit
+def leave(queues: Queues, key: int, queue: int) -> None:
+    """Take a key out of ``queue``, where it is."""
+    unlink(queues.lists, key)
+    queues.where[key] = NOWHERE
+    queues.size[queue] -= 1
+
+
+@kernel_jit
 def oldest(queues: Queues, group: Any, queue: int) -> Any:
     """The key that was put first; ask only a queue that is not empty."""
     return after(queues.lists, group.keys + queue)
