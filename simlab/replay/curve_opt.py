@@ -25,7 +25,7 @@ from simlab.policy.jit import cached_jit, kernel_jit
 from simlab.replay.lanes import (
     lane_with,
     largest,
-    load_half_row,
+    load_half_rows,
     load_row,
     new_rows,
     replaced,
@@ -67,7 +67,7 @@ def _replace(stack: Any, g: Any, value: Any) -> Any:
     chunk = table[line + _IN_CHUNK]
     skip = table[line + _SKIP]
     slot = chunk * np.uint64(_CHUNK_LINE)
-    before = load_half_row(lines, slot)
+    before = load_half_rows(lines, slot, (0,))
     after = replaced(before, old, value)
     store_row(lines, slot, after)
     place = chunk + skip

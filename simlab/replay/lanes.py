@@ -1,9 +1,9 @@
 """Rows of numbers in vector registers, for the passes of curve_lru.py and curve_opt.py.
 
-A row is one cache line, 64 bytes: 32 uint16 or 16 uint32; half a row is one vector register.
-numba has no type for them, and does not make such operations of loops; the functions here compile
-to a few instructions each. A row is loaded, changed and stored as a whole: a load of many numbers
-right behind a store of one of them has to wait until the store has reached the cache.
+A row is one cache line, 64 bytes: 32 uint16 or 16 uint32; half a row is one vector register. numba
+has no type for them, and does not make such operations of loops; the functions here compile to a
+few instructions each. A row is loaded, changed and stored as a whole: a load of many numbers right
+behind a store of one of them has to wait until the store has reached the cache.
 
 numba's disk cache looks at the file of a compiled function only: after a change here, touch the two
 files that use it.
@@ -41,10 +41,6 @@ class _RowModel(PrimitiveModel):  # type: ignore[misc]
         super().__init__(manager, row, row.vector)
 
 
-_ROWS = {types.uint16: _Row(16, 32), types.uint32: _Row(32, 16)}
-_HALF_ROW = _Row(32, 8)
-
-
 def new_rows(dtype: npt.DTypeLike, size: int) -> npt.NDArray[Any]:
     """``size`` zeros that begin a cache line: a row across two costs twice."""
     each = np.dtype(dtype).itemsize
@@ -58,10 +54,14 @@ def _pointer(context: Any, builder: Any, row: _Row, array_type: Any, array: Any,
     return builder.bitcast(builder.gep(data, [at]), row.vector.as_pointer())
 
 
-def _load(row: _Row, array: Any) -> Any:
+def _load(array: Any, size: int) -> Any:
+    """Signature and code of an intrinsic that loads ``size`` bytes."""
+    bits = array.dtype.bitwidth
+    row = _Row(bits, 8 * size // bits)
+
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = _pointer(context, builder, row, array, *args)
-        return builder.load(pointer, align=array.dtype.bitwidth // 8)
+        return builder.load(pointer, align=bits // 8)
 
     return row(array, types.uint64), codegen
 
@@ -87,18 +87,20 @@ def _on_rows(result: Any, arguments: tuple[Any, ...], make: Callable[..., Any]) 
 @intrinsic
 def load_row(typingctx: Any, array: Any, first: Any) -> Any:
     """array[first:] as far as a row goes; array: uint16 or uint32, first: uint64."""
-    return _load(_ROWS[array.dtype], array)
+    return _load(array, ROW_BYTES)
 
 
 @intrinsic
-def load_half_row(typingctx: Any, array: Any, first: Any) -> Any:
-    """array[first:][:8]; array: uint32, first: uint64."""
-    return _load(_HALF_ROW, array)
+def load_half_rows(typingctx: Any, array: Any, first: Any, halves: Any) -> Any:
+    """The same, as far as so many half rows go as ``halves``, a tuple, has members."""
+    loaded, load = _load(array, len(halves) * ROW_BYTES // 2)
+    signature = loaded.return_type(array, types.uint64, halves)
+    return signature, lambda context, builder, _, args: load(context, builder, loaded, args[:2])
 
 
 @intrinsic
 def store_row(typingctx: Any, array: Any, first: Any, row: Any) -> Any:
-    """Write a row, or half of one, to array[first:]; array: of its numbers, first: uint64."""
+    """Write what was loaded to array[first:]; array: of its numbers, first: uint64."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = _pointer(context, builder, row, array, *args[:2])
@@ -112,6 +114,16 @@ def store_row(typingctx: Any, array: Any, first: Any, row: Any) -> Any:
 def plus(typingctx: Any, row: Any, other: Any) -> Any:
     """The sums of two rows, lane by lane."""
     return _on_rows(row, (row, other), lambda builder, row_, other_: builder.add(row_, other_))
+
+
+@intrinsic
+def plus_each(typingctx: Any, row: Any, value: Any) -> Any:
+    """The row with ``value``, a uint64, added to every lane."""
+
+    def make(builder: Any, row_: Any, value_: Any) -> Any:
+        return builder.add(row_, _every(builder, row, value_))
+
+    return _on_rows(row, (row, types.uint64), make)
 
 
 @intrinsic
