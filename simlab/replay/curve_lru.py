@@ -71,7 +71,7 @@ def _levels(
         set_layer, offsets, experts: access sets of EVERY_PICK order. index_in_group: as kernel.py.
         level_of: uint16 [keys], level by distance, or None where they are the same. cold: the level
             of first accesses.
-        halves: tuple with a member for each half row of a chunk: a type to numba.
+        halves: as many as a chunk's row of counts has: a tuple, whose length is a type to numba.
         state: int64 [2], next position and keys met, kept between calls.
         counts: uint16 [_KEYS + keys], words: uint64, one of the timeline each; zero at the start
             but for what subtracts.
@@ -152,7 +152,8 @@ def _look_up(
     n = np.uint64(0)
     start = i
     one = np.uint64(1)
-    whole = np.uint64(max(len(experts) + 1 - int(_AT_ONCE), 0))  # so many can be read from there
+    # from which on _AT_ONCE can no longer be read
+    last = np.uint64(max(len(experts) + 1 - int(_AT_ONCE), 0))
     while s < until:
         layer = np.int64(index_in_group[np.uint64(set_layer[s])])
         end = np.uint64(offsets[s + one])
@@ -160,7 +161,7 @@ def _look_up(
             base = np.uint64(layer * n_expert)
             while i < end:
                 some = min(end - i, _AT_ONCE)
-                if i < whole:  # what is read behind `end` will be written over
+                if i < last:  # what is read behind `end` will be written over
                     store_row(keys, n, plus_each(load_half_rows(experts, i, (0,)), base))
                 else:
                     for each in range(some):
