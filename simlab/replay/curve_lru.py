@@ -29,17 +29,17 @@ from simlab.replay.lanes import (
 )
 
 #: Words of 64 positions in a chunk: their counts are half a row, or in a large pool a whole one.
-_HALF = 16
+_HALF_ROW = 16
 #: Chunks of a timeline. Word 0 stays empty, so that position 0 can stand for "never accessed".
 _CHUNKS = 32
 #: Keys that leave enough of the timeline to new accesses: more than a half, and a third.
 FEW_KEYS, MOST_KEYS = 12_000, 40_000
-# One array, since every pointer takes a register: ``counts`` of words, of chunks (``_CHUNK``), the
-# rows that subtract 1 from lane 0, 1, 2, ... on (``_LESS``), and the position of each key's bit, 0
-# before its first access (``_KEYS``).
+# One array, since every pointer takes a register: ``counts`` of words, of chunks
+# (``_CHUNK_COUNTS``), the rows that subtract 1 from lane 0, 1, 2, ... on (``_LESS``), and the
+# position of each key's bit, 0 before its first access (``_KEYS``).
 _LANES = np.uint64(_CHUNKS)
-_CHUNK = np.uint64(_CHUNKS * 2 * _HALF)
-_LESS = _CHUNK + _LANES
+_CHUNK_COUNTS = np.uint64(_CHUNKS * 2 * _HALF_ROW)
+_LESS = _CHUNK_COUNTS + _LANES
 _LESS_BEHIND = _LESS + _LANES
 _KEYS = _LESS + (_LANES + np.uint64(1)) * _LANES
 _FULL = np.uint64(2**64 - 1)
@@ -82,13 +82,13 @@ def _levels(
     live = np.uint64(state[1])
     one = np.uint64(1)
     in_word = np.uint64(63)
-    in_a_chunk = np.uint64(_HALF * len(halves))
+    in_a_chunk = np.uint64(_HALF_ROW * len(halves))
     in_chunk = in_a_chunk - one
     s = np.uint64(first)
     i = np.uint64(offsets[s])
     # A row that every access changes stays in registers: through memory each would wait for the
     # one before it.
-    chunks = load_row(counts, _CHUNK)
+    chunks = load_row(counts, _CHUNK_COUNTS)
     while True:
         start, s, i, n = _look_up(
             s, np.uint64(until), i, set_layer, offsets, experts, index_in_group, n_expert, keys
@@ -100,7 +100,7 @@ def _levels(
             room = np.uint64(64) - (now & in_word)
             if room == np.uint64(64):
                 now = _begin_word(now, counts, words, in_a_chunk)
-                chunks = load_row(counts, _CHUNK)
+                chunks = load_row(counts, _CHUNK_COUNTS)
             stop = min(n, j + room)
             ahead = now - j
             while j < stop:
@@ -117,7 +117,7 @@ def _levels(
                 bits = words[word]
                 words[word] = bits ^ (one << (at & in_word))
                 rest = set_bits(bits >> (at & in_word))  # of its word, with its own
-                up_to_word = np.uint64(counts[_CHUNK + chunk]) + np.uint64(counts[word])
+                up_to_word = np.uint64(counts[_CHUNK_COUNTS + chunk]) + np.uint64(counts[word])
                 distance = live - up_to_word + rest - one
                 levels[start + j] = distance if level_of is None else level_of[distance]
                 first_word = word & ~in_chunk
@@ -126,7 +126,7 @@ def _levels(
                 store_row(counts, first_word, row)
                 behind = first_word * (_LANES // in_a_chunk)  # a row of _LESS_BEHIND for each chunk
                 chunks = plus(chunks, load_row(counts, _LESS_BEHIND + behind))
-                store_row(counts, _CHUNK, chunks)
+                store_row(counts, _CHUNK_COUNTS, chunks)
                 j += one
             now = ahead + j
     state[0] = now
@@ -187,7 +187,7 @@ def _begin_word(now: Any, counts: Any, words: Any, in_a_chunk: Any) -> Any:
     word = now >> np.uint64(6)
     before = np.uint64(counts[word - np.uint64(1)])
     if word % in_a_chunk == np.uint64(0):
-        chunk = _CHUNK + word // in_a_chunk
+        chunk = _CHUNK_COUNTS + word // in_a_chunk
         counts[chunk] = counts[chunk - np.uint64(1)] + before
         before = np.uint64(0)
     counts[word] = before + np.uint64(64)
@@ -199,7 +199,7 @@ def _begin_word(now: Any, counts: Any, words: Any, in_a_chunk: Any) -> Any:
 def _compact(counts: Any, words: Any, in_a_chunk: Any) -> Any:
     """Move the set bits to the front, in their order; returns the position of the next word."""
     for w in range(np.uint64(1), np.uint64(len(words))):  # the position behind its last bit
-        counts[w] += counts[_CHUNK + w // in_a_chunk] + np.uint64(64)
+        counts[w] += counts[_CHUNK_COUNTS + w // in_a_chunk] + np.uint64(64)
     for key in range(_KEYS, np.uint64(len(counts))):
         at = np.uint64(counts[key])
         word = at >> np.uint64(6)
@@ -211,7 +211,7 @@ def _compact(counts: Any, words: Any, in_a_chunk: Any) -> Any:
         if np.uint64(again) % in_a_chunk == np.uint64(0):
             total += inside
             inside = 0
-            counts[_CHUNK + np.uint64(again) // in_a_chunk] = total
+            counts[_CHUNK_COUNTS + np.uint64(again) // in_a_chunk] = total
         bits: Any = min(max(end - 64 * again, 0), 64) if again > 0 else 0
         words[again] = _FULL if bits == 64 else (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
         inside += bits
@@ -254,7 +254,7 @@ class LruLevels:
         self._state = (
             np.array([64, 0], np.int64),
             counts,
-            np.zeros(_CHUNKS * _HALF * len(halves), np.uint64),
+            np.zeros(_CHUNKS * _HALF_ROW * len(halves), np.uint64),
             new_rows(np.uint16, _AHEAD + int(_AT_ONCE)),
         )
         self._levels = levels
